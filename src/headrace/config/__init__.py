@@ -1,0 +1,1 @@
+"""What is this deployment? Schema, strict loading with a path in every error, and `explain`."""

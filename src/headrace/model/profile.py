@@ -1,0 +1,226 @@
+"""How long does one engine step take, and what does a request cost in GPU time?
+
+A `Profile` is one deployment of a model on one kind of replica: its KV pool, its limits and two
+fitted step formulas. They are given in ms, turned once into whole picoseconds (`StepCosts`), and
+from there on all arithmetic is exact. Knows no requests and no clock; predictions of output length
+come from elsewhere.
+"""
+
+from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.units import (
+    MICRO,
+    PS_PER_NS,
+    DurationNs,
+    Ps,
+    Service,
+    Tokens,
+    WorkNs,
+    ps_from_ms,
+    ps_to_ns,
+)
+
+_NotNegative = Annotated[float, Meta(ge=0)]
+_Positive = Annotated[float, Meta(gt=0)]
+_Count = Annotated[Tokens, Meta(ge=1)]
+
+
+class DecodeFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step of decodes only, in ms: a + c*D + d*KV for D decodes of KV tokens of context."""
+
+    a_ms: _Positive
+    """The step itself: reading the weights."""
+    c_ms: _NotNegative
+    """Each decode."""
+    d_ms: _NotNegative
+    """Each token of context that a decode reads."""
+
+
+class MixedFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step with prefill, in ms: a + b*max(T - knee, 0) + c*D + d*KV + e*A.
+
+    T: tokens of the step, D: decodes among them, KV: their context, A: sum of prefill tokens times
+    the mean context they see, (end^2 - start^2)/2 for each chunk.
+    """
+
+    a_ms: _Positive
+    knee: Annotated[int, Meta(ge=0)]
+    """Tokens that ride free on the reading of the weights."""
+    b_ms: _Positive
+    c_ms: _NotNegative
+    d_ms: _NotNegative
+    e_ms: _NotNegative
+
+
+class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernel time to step time as served: offset + scale*x, for what the kernels leave out."""
+
+    offset_ms: float = 0.0
+    scale: _Positive = 1.0
+
+
+class StepCosts(Struct, frozen=True, kw_only=True, gc=False):
+    """The two step formulas in whole picoseconds; one set for each engine speed."""
+
+    decode_a: Ps
+    decode_c: Ps
+    decode_d: Ps
+    mixed_a: Ps
+    knee: int
+    mixed_b: Ps
+    mixed_c: Ps
+    mixed_d: Ps
+    mixed_half_e: Ps
+    """Half of e, so that e*A is `mixed_half_e * span` without a fraction."""
+
+    def step_ps(self, decodes: int, context: int, prefill_tokens: int, span: int) -> Ps:
+        """Return the time of one step in ps (algorithms 2.1).
+
+        `context` is the total context of the decodes, `span` the sum of end^2 - start^2 over the
+        prefill chunks. Decodes only: a + c*D + d*KV. Any prefill: the mixed formula.
+        """
+        if not prefill_tokens:
+            return Ps(self.decode_a + self.decode_c * decodes + self.decode_d * context)
+        excess = decodes + prefill_tokens - self.knee
+        return Ps(
+            self.mixed_a
+            + (self.mixed_b * excess if excess > 0 else 0)
+            + self.mixed_c * decodes
+            + self.mixed_d * context
+            + self.mixed_half_e * span
+        )
+
+    def scaled(self, ppm: int) -> "StepCosts":
+        """Return the costs of an engine that takes `ppm` millionths of the time.
+
+        Each coefficient is scaled and rounded down on its own: a jump over many steps and the steps
+        one by one then use the same integers and agree to the picosecond.
+        """
+        return StepCosts(
+            decode_a=Ps(self.decode_a * ppm // MICRO),
+            decode_c=Ps(self.decode_c * ppm // MICRO),
+            decode_d=Ps(self.decode_d * ppm // MICRO),
+            mixed_a=Ps(self.mixed_a * ppm // MICRO),
+            knee=self.knee,
+            mixed_b=Ps(self.mixed_b * ppm // MICRO),
+            mixed_c=Ps(self.mixed_c * ppm // MICRO),
+            mixed_d=Ps(self.mixed_d * ppm // MICRO),
+            mixed_half_e=Ps(self.mixed_half_e * ppm // MICRO),
+        )
+
+
+class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """One model on one kind of replica: sizes, limits and step times."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    source: Annotated[str, Meta(min_length=1)]
+    """Where the numbers come from and how far they are off."""
+    hardware: str
+    model: str
+    kv_bytes_per_token: Annotated[int, Meta(ge=1)]
+    kv_capacity_tokens: _Count
+    """Tokens the KV pool holds."""
+    max_running: Annotated[int, Meta(ge=1)] = 256
+    """Most requests that hold a slot at once."""
+    token_budget: Annotated[int, Meta(ge=1)] = 512
+    """Tokens of a step. 512 holds a tight ITL; vLLM's own default of 2048 is for throughput."""
+    reference_batch: Annotated[int, Meta(ge=1)]
+    """B*, at which work is counted: the largest batch that fits the pool and `max_running` and
+    whose step at the reference context holds 80 ms."""
+    reference_context: _Count = Tokens(1024)
+    decode: DecodeFit
+    mixed: MixedFit
+    calibration: Calibration | None = None
+    """None: step times are the fitted kernel times."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine could run."""
+        if self.reference_batch > self.max_running:
+            msg = f"reference_batch {self.reference_batch} is above max_running {self.max_running}"
+            raise ValueError(msg)
+        if self.reference_batch * self.reference_context > self.kv_capacity_tokens:
+            msg = "reference_batch at reference_context does not fit kv_capacity_tokens"
+            raise ValueError(msg)
+        costs = self.costs
+        if min(costs.decode_a, costs.mixed_a, costs.mixed_b) <= 0:
+            raise ValueError(
+                "a step must take time: calibration leaves a or b at or below zero"
+            )
+
+    @cached_property
+    def costs(self) -> StepCosts:
+        """The coefficients in whole picoseconds, calibration applied, rounded once."""
+        cal = self.calibration or Calibration()
+        decode, mixed, scale = self.decode, self.mixed, cal.scale
+        return StepCosts(
+            decode_a=ps_from_ms(cal.offset_ms + scale * decode.a_ms),
+            decode_c=ps_from_ms(scale * decode.c_ms),
+            decode_d=ps_from_ms(scale * decode.d_ms),
+            mixed_a=ps_from_ms(cal.offset_ms + scale * mixed.a_ms),
+            knee=mixed.knee,
+            mixed_b=ps_from_ms(scale * mixed.b_ms),
+            mixed_c=ps_from_ms(scale * mixed.c_ms),
+            mixed_d=ps_from_ms(scale * mixed.d_ms),
+            mixed_half_e=ps_from_ms(scale * mixed.e_ms / 2),
+        )
+
+    def step_ps(self, decodes: int, context: int, prefill_tokens: int, span: int) -> Ps:
+        """Return the time of one step in ps; see `StepCosts.step_ps`."""
+        return self.costs.step_ps(decodes, context, prefill_tokens, span)
+
+    def decode_step_ns(self, decodes: int, context: int) -> DurationNs:
+        """Return the ITL of `decodes` streams that hold `context` tokens together, in ns."""
+        return DurationNs(ps_to_ns(self.costs.step_ps(decodes, context, 0, 0)))
+
+    def work_ns(
+        self, uncached: int, cached: int, output: int, batch: int | None = None
+    ) -> WorkNs:
+        """Return the GPU time of one request as its share of a batch of B* (design 3), in ns.
+
+        b*uncached + e*A + output*(a/B* + c + d*ctx): b, e from the mixed fit, a, c, d from the
+        decode fit, A = ((cached + uncached)^2 - cached^2)/2, ctx = input + output/2.
+        `batch` replaces B*. Rounded down once.
+        """
+        costs, size = self.costs, batch or self.reference_batch
+        prompt = cached + uncached
+        prefill = costs.mixed_b * uncached + costs.mixed_half_e * (
+            prompt**2 - cached**2
+        )
+        twice_context = output * (2 * prompt + output)
+        doubled = (
+            2 * (prefill + costs.decode_c * output) + costs.decode_d * twice_context
+        )
+        total = size * doubled + 2 * costs.decode_a * output
+        return WorkNs(total // (2 * size * PS_PER_NS))
+
+    def prefill_ns(
+        self, uncached: int, cached: int, decodes: int, context: int, budget: int
+    ) -> DurationNs:
+        """Return how long one prompt, alone in its prefill, takes beside `decodes` streams, in ns.
+
+        Steps of q = max(1, budget - decodes) prompt tokens each and a last one of the rest, while
+        the streams' `context` grows by `decodes` a step: exactly the engine's own steps, summed in
+        closed form. Nothing to compute takes no time.
+        """
+        costs = self.costs
+        chunk = max(1, budget - decodes)
+        full, rest = divmod(uncached, chunk)
+        each = costs.step_ps(decodes, context, chunk, 0)
+        total = full * each + costs.mixed_d * decodes * (full * (full - 1) // 2)
+        if rest:
+            total += costs.step_ps(decodes, context + full * decodes, rest, 0)
+        total += costs.mixed_half_e * ((cached + uncached) ** 2 - cached**2)
+        return DurationNs(ps_to_ns(total))
+
+    def service_weights(self) -> tuple[Service, Service]:
+        """Return what one input and one output token weigh in a tenant's counter (FAIR-1).
+
+        In millionths of an input token. Output: (a/B* + c + d*ctx)/b at the reference batch and
+        context, rounded down.
+        """
+        costs, batch = self.costs, self.reference_batch
+        step = costs.step_ps(batch, batch * self.reference_context, 0, 0)
+        return Service(MICRO), Service(MICRO * step // (batch * costs.mixed_b))
