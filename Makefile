@@ -1,0 +1,70 @@
+# Everything runs from .venv, made from requirements/dev.lock on first use.
+# Needed beforehand: make, and a Python of at least 3.11 with its venv module.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.stamp
+UV     ?= $(BIN)/uv
+LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-annotate --no-header
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint types imports tidy bench lock clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+define need_python
+command -v "$(PYTHON)" >/dev/null || \
+	{ echo "No '$(PYTHON)' here. Name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }; \
+"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Headrace needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1)." \
+	"Name another: make PYTHON=python3.12 ..." >&2; exit 1; }; \
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+	{ echo "'$(PYTHON)' lacks its venv module; on Debian, install python3-venv." >&2; exit 1; }
+endef
+
+# An environment that is there is brought up to date in place, so that others may keep using it.
+$(STAMP): requirements/dev.lock pyproject.toml
+	@$(need_python)
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install -q --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Show what Headrace does, on emulated replicas
+	$(BIN)/headrace demo
+
+test: $(STAMP) ## Run the tests, then print coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage report
+
+check: lint types imports tidy ## Run the four static checks
+
+lint: $(STAMP) ## Check format and lint rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: $(STAMP) ## Check types
+	$(BIN)/python -m mypy
+
+imports: $(STAMP) ## Check which room may import which
+	$(BIN)/lint-imports --no-logo
+
+tidy: $(STAMP) ## Check the house style that no linter knows
+	$(BIN)/python -m pytest -q tests/tidy
+
+bench: $(STAMP) ## Run every benchmark, in its quick form
+	$(BIN)/python -m benchmarks all --quick
+
+lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
+	@test -x "$$(command -v $(UV))" || $(MAKE) $(STAMP)
+	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
+	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
+
+clean: ## Remove what the other targets made, .venv included
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+		.coverage .coverage.* dist reports
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Claims about Headrace, each measured and held against a bound: `python -m benchmarks`."""
