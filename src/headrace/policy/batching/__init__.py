@@ -1,0 +1,10 @@
+"""Which knobs does the engine's scheduler run with for its next iterations?
+
+A policy returns knobs, not token plans: an emulated engine and vLLM's own scheduler can both run
+them. `knobs` is the contract; the other modules hold one policy each.
+"""
+
+from headrace.policy.batching.chunked import ChunkedPrefill
+
+Batching = ChunkedPrefill
+"""The config union of this question, told apart by `kind`; further policies join it here."""

@@ -1,0 +1,131 @@
+"""What a batching policy sees and what it may turn.
+
+The engine plans each step itself: decodes first, one token each, then unfinished prompts, then
+waiting ones in key order, under the limits below. A policy sees no true output length.
+"""
+
+from enum import IntFlag
+from typing import Protocol
+
+from msgspec import Struct
+
+from headrace.model.ids import AttemptId, TenantId
+from headrace.model.profile import Profile
+from headrace.units import Blocks, DurationNs, InstantNs, Tokens
+
+Key = tuple[int, ...]
+"""A sort key: compared element by element, ties broken by order of submission."""
+
+
+class Break(IntFlag):
+    """What may end the time for which knobs hold."""
+
+    NOTHING = 0
+    ARRIVAL = 1
+    """A request joins the waiting ones."""
+    START = 2
+    """A waiting request gets a slot."""
+    FIRST_TOKEN = 4
+    """A prompt is done and its request decodes from now on."""
+    END = 8
+    """A request finishes or is aborted."""
+    PREEMPTION = 16
+    COMPOSITION = START | FIRST_TOKEN | END | PREEMPTION
+    """Any change of who is in the batch and what they do there."""
+    ANYTHING = ARRIVAL | COMPOSITION
+
+
+class Holds(Struct, frozen=True, kw_only=True, gc=False):
+    """For how long the policy would answer the same: the engine need not ask again before.
+
+    A promise, checked by running it step by step. The default asks again at every step.
+    """
+
+    max_steps: int | None = 1
+    """None: any number of steps."""
+    until: InstantNs | None = None
+    """Steps that start at or after this instant need new knobs."""
+    breaks_on: Break = Break.ANYTHING
+
+
+ONE_STEP = Holds()
+"""What a policy holds that says nothing."""
+ALWAYS = Holds(max_steps=None, breaks_on=Break.NOTHING)
+"""What a policy holds whose answer never changes."""
+
+
+class Knobs(Struct, frozen=True, kw_only=True):
+    """The limits of a step; the engine does the rest as vLLM does."""
+
+    token_budget: int
+    """Tokens of a step. Decodes always run: below their number it counts as their number."""
+    running_limit: int
+    """Most requests with a slot; waiting ones start below it, running ones stay above it."""
+    chunk_limit: int | None = None
+    """Most prompt tokens of one request in a step; None: the budget alone bounds them."""
+    reorder: bool = False
+    """The keys of waiting requests may have changed: compute them again."""
+    holds: Holds = ONE_STEP
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which nothing could ever run."""
+        assert self.token_budget >= 1, f"{self.token_budget=}"
+        assert self.running_limit >= 1, f"{self.running_limit=}"
+        assert self.chunk_limit is None or self.chunk_limit >= 1, f"{self.chunk_limit=}"
+        steps = self.holds.max_steps
+        assert steps is None or steps >= 1, f"{steps=}"
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One waiting or running request, as far as a policy may know it."""
+
+    attempt: AttemptId
+    tenant: TenantId
+    arrived_at: InstantNs
+    """When the engine got it; a preempted request keeps it."""
+    deadline: InstantNs
+    relegated: bool
+    counter: int
+    """The tenant's virtual counter as it travelled with the request."""
+    weight: int
+    prompt_tokens: Tokens
+    computed: Tokens
+    """Tokens whose KV it holds; 0 while it waits."""
+    made: Tokens
+    """Output tokens so far."""
+
+
+class BatchView(Struct, frozen=True, kw_only=True):
+    """The engine at a step boundary, before the step is planned."""
+
+    now: InstantNs
+    profile: Profile
+    """Its limits and step costs, noise apart."""
+    decodes: int
+    context: Tokens
+    """Total context of the decodes."""
+    prefills: int
+    """Running requests whose prompt is not done."""
+    waiting: int
+    prefill_tokens: Tokens
+    """Prompt tokens still to be computed of running and waiting requests."""
+    free_blocks: Blocks
+    """Blocks that are free or could be at once: prefix cache that nobody uses counts."""
+    tightest_gap_ns: DurationNs | None
+    """The least ITL bound among the decodes; None without decodes."""
+
+
+class BatchingPolicy(Protocol):
+    """Which knobs for the next steps, and who goes first?"""
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return the knobs of the next step and for how long they hold."""
+        ...
+
+    def waiting_key(self, entry: Entry) -> Key:
+        """Return the key of a request that starts to wait: the least starts first."""
+        ...
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Return the key of a running request when blocks run out: the greatest is preempted."""
+        ...
