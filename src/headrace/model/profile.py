@@ -146,9 +146,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
             raise ValueError(msg)
         costs = self.costs
         if min(costs.decode_a, costs.mixed_a, costs.mixed_b) <= 0:
-            raise ValueError(
-                "a step must take time: calibration leaves a or b at or below zero"
-            )
+            raise ValueError("a step must take time: calibration leaves a or b at or below zero")
 
     @cached_property
     def costs(self) -> StepCosts:
@@ -175,9 +173,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         """Return the ITL of `decodes` streams that hold `context` tokens together, in ns."""
         return DurationNs(ps_to_ns(self.costs.step_ps(decodes, context, 0, 0)))
 
-    def work_ns(
-        self, uncached: int, cached: int, output: int, batch: int | None = None
-    ) -> WorkNs:
+    def work_ns(self, uncached: int, cached: int, output: int, batch: int | None = None) -> WorkNs:
         """Return the GPU time of one request as its share of a batch of B* (design 3), in ns.
 
         b*uncached + e*A + output*(a/B* + c + d*ctx): b, e from the mixed fit, a, c, d from the
@@ -186,15 +182,17 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         """
         costs, size = self.costs, batch or self.reference_batch
         prompt = cached + uncached
-        prefill = costs.mixed_b * uncached + costs.mixed_half_e * (
-            prompt**2 - cached**2
-        )
+        prefill = costs.mixed_b * uncached + costs.mixed_half_e * (prompt**2 - cached**2)
         twice_context = output * (2 * prompt + output)
-        doubled = (
-            2 * (prefill + costs.decode_c * output) + costs.decode_d * twice_context
-        )
+        doubled = 2 * (prefill + costs.decode_c * output) + costs.decode_d * twice_context
         total = size * doubled + 2 * costs.decode_a * output
         return WorkNs(total // (2 * size * PS_PER_NS))
+
+    def token_ns(self, context: int) -> WorkNs:
+        """Return the work of one decoded token that sees `context` tokens: a/B* + c + d*ctx, ns."""
+        costs, size = self.costs, self.reference_batch
+        total = costs.decode_a + size * (costs.decode_c + costs.decode_d * context)
+        return WorkNs(total // (size * PS_PER_NS))
 
     def prefill_ns(
         self, uncached: int, cached: int, decodes: int, context: int, budget: int

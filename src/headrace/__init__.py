@@ -1,0 +1,3 @@
+"""Headrace: an SLO control plane for LLM serving."""
+
+__version__ = "0.1.0"

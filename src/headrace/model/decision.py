@@ -1,0 +1,116 @@
+"""What was decided about a request, and why: values that are stored, compared and recomputed."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from headrace.model.ids import Incarnation, ReplicaName
+from headrace.units import DurationNs
+
+
+class Gate(StrEnum):
+    """The four gates of admission, in the order in which a caller may blame them (ADM-1)."""
+
+    CONTRACT = "contract"
+    BUDGET = "budget"
+    MEMORY = "memory"
+    DEADLINE = "deadline"
+
+
+class Reason(StrEnum):
+    """Why a request was turned away or ended early. Also a metric label: a closed list."""
+
+    TENANT_UNKNOWN = "tenant_unknown"
+    MODEL_UNKNOWN = "model_unknown"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    CLASS_NOT_ALLOWED = "class_not_allowed"
+    CONTEXT_TOO_LONG = "context_too_long"
+    OUTPUT_TOO_LONG = "output_too_long"
+    INPUT_EMPTY = "input_empty"
+    FAN_OUT_UNSUPPORTED = "fan_out_unsupported"
+    REQUEST_RATE = "request_rate"
+    TOKEN_RATE = "token_rate"  # noqa: S105 - a quota, not a secret
+    TOKEN_LIMIT = "token_limit"  # noqa: S105 - larger than the whole quota: waiting never helps
+    CONCURRENCY = "concurrency"
+    TENANT_QUEUE_FULL = "tenant_queue_full"
+    NO_READY_REPLICA = "no_ready_replica"
+    KV_TOO_LARGE = "kv_too_large"
+    DEADLINE_IMPOSSIBLE = "deadline_impossible"
+    DEADLINE_QUEUE = "deadline_queue"
+    GAP_BOUND = "gap_bound"
+    QUEUE_PRESSURE = "queue_pressure"
+    EXPIRED = "expired"
+    REPLICA_LOST = "replica_lost"
+    UPSTREAM_ERROR = "upstream_error"
+    RESTARTED = "restarted"
+
+
+class Verdict(Struct, frozen=True, kw_only=True, gc=False):
+    """One gate's answer with its numbers, in the gate's own unit (ns, tokens, blocks)."""
+
+    gate: Gate
+    reason: Reason | None
+    """None: the gate lets the request pass."""
+    measured: int = 0
+    threshold: int = 0
+
+    @property
+    def margin(self) -> int:
+        """How far inside (positive) or outside (negative) of the threshold."""
+        return self.threshold - self.measured
+
+
+class Admit(Struct, frozen=True, kw_only=True, tag="admit"):
+    """Take it as asked."""
+
+    slack_ns: int
+    """Time left beyond what the forecast and its uncertainty need (ADM-3)."""
+    wait_ns: DurationNs
+    """The wait the fair queue is predicted to give."""
+    verdicts: tuple[Verdict, ...]
+
+
+class Reject(Struct, frozen=True, kw_only=True, tag="reject"):
+    """Refuse before any byte of the answer is sent (ADM-5)."""
+
+    reason: Reason
+    gate: Gate | None
+    slack_ns: int
+    retry_after_ns: DurationNs | None
+    """When repeating can succeed; None: repeating does not help."""
+    verdicts: tuple[Verdict, ...]
+
+
+Decision = Admit | Reject
+"""The answer at the door; degrading and deferring join when they exist."""
+
+
+class RouteTerms(Struct, frozen=True, kw_only=True, gc=False):
+    """The cost of one replica for one request, every term in ns (ROUTE-1)."""
+
+    queue_ns: int
+    interference_ns: int
+    kv_ns: int
+    prefix_credit_ns: int
+    staleness_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """The sum by which replicas compare."""
+        return (
+            self.queue_ns
+            + self.interference_ns
+            + self.kv_ns
+            + self.staleness_ns
+            - self.prefix_credit_ns
+        )
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Where a request goes, with the winner's terms."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+    terms: RouteTerms
+    cached_tokens: int
+    """Prefix expected there."""

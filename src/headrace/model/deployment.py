@@ -1,0 +1,135 @@
+"""What an operator declares: models, pools, classes and tenants.
+
+The fields are the configuration's own names, units included; deciders read them as they stand.
+Every default says why.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
+from headrace.model.profile import Profile
+from headrace.model.slo import Bounds
+from headrace.units import DurationNs, ms
+
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+Millis = Annotated[float, Meta(gt=0, le=86_400_000)]
+Weight = Annotated[int, Meta(ge=1, le=1_000)]
+Limit = Annotated[int, Meta(ge=1, le=10**15)]
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that callers may name."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    revision: str = "1"
+    """Which weights; part of pool selection, prediction and every answer's headers."""
+    quantization: str = ""
+    context_limit: Annotated[int, Meta(ge=16, le=10_000_000)] = 131_072
+    """Input plus output tokens. 131,072: Llama 3.1's."""
+    output_limit: Annotated[int, Meta(ge=1, le=10_000_000)] = 16_384
+    """Output tokens one answer may have, and what a caller that names no limit gets at most."""
+    fan_out_limit: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Parallel answers (n). 1: one reservation is one answer."""
+
+
+class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pool of equal replicas of one model revision."""
+
+    name: Name
+    model: Name
+    profile: Profile
+    """Hardware profile: step times, KV pool and limits."""
+    revision: str = "1"
+    role: Annotated[str, Meta(pattern="^(both|prefill|decode)$")] = "both"
+    classes: tuple[Name, ...] = ()
+    """Classes it serves; empty serves all."""
+    region: str = ""
+    zone: str = ""
+    replicas: Annotated[int, Meta(ge=0, le=1_024)] = 1
+    """Emulated replicas to start."""
+    work_rate: Annotated[float, Meta(gt=0, le=10)] = 0.7
+    """Work-seconds per second that one replica completes at its SLO, until measured. 0.7: chunked
+    prefill spends about a third of a step on fixed cost that the work unit does not count."""
+
+
+class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service class: what it promises and how it queues (SLO-3)."""
+
+    name: Name
+    ttft_ms: Millis | None = 2_000.0
+    """First token. 2,000: the default interactive objective. None: judged by completion alone."""
+    itl_ms: Millis = 80.0
+    """Each inter-token gap, pooled over gaps. 80: faster than reading."""
+    tpot_ms: Millis | None = None
+    """Mean time per token of one answer. None: as itl_ms."""
+    stall_ms: Millis | None = None
+    """Largest single gap of an answer."""
+    completion_ms: Millis | None = None
+    """Whole answer; a class with neither this nor ttft_ms has no deadline."""
+    target: Annotated[float, Meta(gt=0, le=1)] = 0.99
+    """Share that must hold the bounds in the default objectives."""
+    weight: Weight = 1
+    """Service of this class is charged to its tenant at 1/weight."""
+    tenant_queue: Limit = 1_000
+    """Requests one tenant may have waiting in this class."""
+    queue: Limit = 20_000
+    """Requests of all tenants that may wait in this class; beyond, the tenant furthest over its
+    share loses its last one."""
+    expire: bool = True
+    """Whether a request that can no longer meet its first-token bound is ended with 504."""
+
+    def bounds(self, ttft_ns: DurationNs | None, gap_ns: DurationNs | None) -> Bounds:
+        """Return what one request is promised: the caller may tighten, never widen (FAIR-4)."""
+        itl = ms(self.itl_ms)
+        gap = itl if gap_ns is None else min(itl, gap_ns)
+        own = None if self.ttft_ms is None else ms(self.ttft_ms)
+        ttft = own if ttft_ns is None else (ttft_ns if own is None else min(own, ttft_ns))
+        tpot = gap if self.tpot_ms is None else min(ms(self.tpot_ms), gap_ns or ms(self.tpot_ms))
+        return Bounds(
+            ttft_ns=ttft,
+            gap_ns=gap,
+            tpot_ns=tpot,
+            stall_ns=None if self.stall_ms is None else ms(self.stall_ms),
+            e2e_ns=None if self.completion_ms is None else ms(self.completion_ms),
+        )
+
+
+class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who pays, with what share and limits. LiteLLM's names where it has one."""
+
+    name: Name
+    weight: Weight = 1
+    models: tuple[Name, ...] = ()
+    """Models it may use; empty allows all."""
+    classes: tuple[Name, ...] = ()
+    """Classes it may use, the first being its default; empty allows all."""
+    tpm_limit: Limit | None = None
+    """Tokens per minute, input plus output, reserved on admission and settled on usage."""
+    rpm_limit: Limit | None = None
+    """Requests per minute."""
+    max_parallel_requests: Limit | None = None
+    """Requests queued or running at once."""
+
+
+DEFAULT_CLASSES: tuple[ClassSpec, ...] = (
+    ClassSpec(name="interactive", weight=4),
+    ClassSpec(name="long_reasoning", ttft_ms=10_000.0, completion_ms=600_000.0, weight=2),
+    ClassSpec(name="batch", ttft_ms=None, itl_ms=1_000.0, completion_ms=3_600_000.0, expire=False),
+    ClassSpec(name="best_effort", ttft_ms=None, itl_ms=2_000.0, expire=False),
+)
+"""The classes that ship (SLO-3); users define more, or others, by name."""
+
+__all__ = [
+    "DEFAULT_CLASSES",
+    "ClassName",
+    "ClassSpec",
+    "ModelName",
+    "ModelSpec",
+    "PoolName",
+    "PoolSpec",
+    "TenantId",
+    "TenantSpec",
+]

@@ -1,0 +1,114 @@
+"""What the plane wants done: every output it ever gives."""
+
+from msgspec import Struct
+
+from headrace.model.decision import Reason, Reject
+from headrace.model.engine import Usage
+from headrace.model.evidence import DecisionRecord
+from headrace.model.ids import (
+    AttemptId,
+    ClassName,
+    DecisionId,
+    Incarnation,
+    ModelName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
+from headrace.model.meter import StreamTiming
+from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
+from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
+
+
+class Dispatch(Struct, frozen=True, kw_only=True, tag="dispatch", gc=False):
+    """Send a request to a replica, with what an engine that schedules by our rules needs."""
+
+    request: RequestId
+    attempt: AttemptId
+    decision: DecisionId
+    replica: ReplicaName
+    incarnation: Incarnation
+    output_limit: Tokens
+    tenant: TenantId
+    slo_class: ClassName
+    deadline: InstantNs
+    relegated: bool
+    counter: int
+    """The tenant's virtual counter (integer micro-units / weight)."""
+    weight: int
+    gap_ns: DurationNs
+
+
+class Refuse(Struct, frozen=True, kw_only=True, tag="refuse"):
+    """Answer with an error; nothing of the answer was sent."""
+
+    request: RequestId
+    decision: DecisionId
+    rejection: Reject
+
+
+class Fail(Struct, frozen=True, kw_only=True, tag="fail", gc=False):
+    """End an admitted request that cannot go on: an error before the first byte or mid-stream."""
+
+    request: RequestId
+    decision: DecisionId
+    reason: Reason
+
+
+class Cancel(Struct, frozen=True, kw_only=True, tag="cancel", gc=False):
+    """Stop an attempt at its replica; no one waits for it any more."""
+
+    attempt: AttemptId
+    replica: ReplicaName
+    incarnation: Incarnation
+
+
+class Decided(Struct, frozen=True, tag="decided"):
+    """Write this into the decision log (OBS-1)."""
+
+    record: DecisionRecord
+
+
+class Entry(Struct, frozen=True, kw_only=True, gc=False):
+    """Where a request stood when it entered: part of every outcome's record."""
+
+    arrived_at: InstantNs
+    input_tokens: Tokens
+    predicted_output: Tokens
+    """p50 at arrival."""
+    work_ns: WorkNs
+    """Predicted work at arrival, p50."""
+
+
+class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
+    """An offered request is over: one per request, the row that every SLO figure is made of."""
+
+    request: RequestId
+    tenant: TenantId
+    slo_class: ClassName
+    model: ModelName
+    entry: Entry
+    admitted: bool
+    """False: rejected at the door, or left before a decision."""
+    reason: Reason | None
+    """Why it was refused or ended early."""
+    outcome: Outcome | None
+    """None if it was never admitted."""
+    bounds: Bounds
+    replica: ReplicaName | None = None
+    usage: Usage | None = None
+    indicators: Indicators | None = None
+    timing: StreamTiming | None = None
+    missed: tuple[Indicator, ...] = ()
+    """Per-request bounds that were missed."""
+    work_ns: WorkNs = WorkNs(0)
+    """Work of what was served, by the engine's usage as if nothing were cached."""
+    ended_at: InstantNs = InstantNs(0)
+
+    @property
+    def met(self) -> bool:
+        """Whether it counts for goodput: admitted, succeeded and inside every declared bound."""
+        return self.admitted and self.outcome is Outcome.SUCCESS and not self.missed
+
+
+Effect = Dispatch | Refuse | Fail | Cancel | Decided | Concluded

@@ -1,0 +1,37 @@
+"""What an engine is given, tells about itself and leaves behind: known alike of real and emulated."""
+
+from msgspec import Struct
+
+from headrace.model.ids import Incarnation, ReplicaName
+from headrace.units import Blocks, InstantNs, Tokens
+
+
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
+    """The tokens an attempt used, by the engine's own count; quota and KV settle on it."""
+
+    input_tokens: Tokens
+    cached_tokens: Tokens
+    """Input tokens found in the prefix cache."""
+    output_tokens: Tokens
+
+
+class Snapshot(Struct, frozen=True, kw_only=True, gc=False):
+    """One replica's own report. None: the engine does not tell; never zero, never full."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+    observed_at: InstantNs
+    """When the engine looked, which may be long before the report arrives."""
+    running: int | None = None
+    """Requests that hold a slot, prefilling or decoding."""
+    waiting: int | None = None
+    """Requests received but not yet started."""
+    waiting_prefill_tokens: Tokens | None = None
+    """Prompt tokens still to be computed of running and waiting requests."""
+    kv_blocks_used: Blocks | None = None
+    """Blocks held by running requests; blocks kept only as prefix cache do not count."""
+    kv_blocks_total: Blocks | None = None
+    preemptions: int | None = None
+    """Preemptions since the engine started."""
+    prefix_tokens_queried: int | None = None
+    prefix_tokens_hit: int | None = None

@@ -1,0 +1,97 @@
+"""What happens to the plane: every input it ever sees, plain enough to be stored and replayed."""
+
+from msgspec import Struct
+
+from headrace.model.engine import Snapshot, Usage
+from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
+from headrace.model.meter import StreamTiming
+from headrace.model.request import Request
+from headrace.model.slo import Outcome
+
+
+class ConfigChanged(Struct, frozen=True, kw_only=True, tag="config"):
+    """The resolved configuration in canonical bytes: the first event of every journal."""
+
+    revision: int
+    config: bytes
+
+
+class RequestArrived(Struct, frozen=True, tag="arrived"):
+    """A request was read and its key accepted."""
+
+    request: Request
+
+
+class CallerLeft(Struct, frozen=True, tag="left", gc=False):
+    """The caller is gone: queued, before the first byte or mid-stream."""
+
+    request: RequestId
+
+
+class FirstToken(Struct, frozen=True, tag="first", gc=False):
+    """An attempt's first content-bearing token was seen."""
+
+    attempt: AttemptId
+
+
+class ProgressTick(Struct, frozen=True, tag="tick"):
+    """Tokens made so far by every stream that moved since the last tick (every 100 ms)."""
+
+    moved: tuple[tuple[AttemptId, int], ...]
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+    """An attempt ended, whatever way; sent from `finally`, exactly once if nothing is lost."""
+
+    attempt: AttemptId
+    outcome: Outcome
+    usage: Usage | None
+    """None: the engine gave no final count; tokens seen are settled instead."""
+    timing: StreamTiming
+
+
+class ReplicaUp(Struct, frozen=True, kw_only=True, tag="up", gc=False):
+    """A replica is ready to serve; a known name with a new incarnation is another replica."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+    pool: PoolName
+
+
+class ReplicaDown(Struct, frozen=True, kw_only=True, tag="down", gc=False):
+    """A replica is gone, and with it every attempt it held."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+
+
+class ReplicaReported(Struct, frozen=True, tag="report", gc=False):
+    """A scrape succeeded, perhaps late, perhaps twice."""
+
+    snapshot: Snapshot
+
+
+class TimerDue(Struct, frozen=True, tag="timer", gc=False):
+    """`handle_timer` was called; journals keep it, so that replay sees the same calls."""
+
+
+class Restarted(Struct, frozen=True, tag="restarted", gc=False):
+    """The driver restarted from a checkpoint: no stream survived, budgets and counters did."""
+
+    epoch: int
+    """Counts the restarts; attempts of another epoch can never be mistaken for ours."""
+
+
+Event = (
+    ConfigChanged
+    | RequestArrived
+    | CallerLeft
+    | FirstToken
+    | ProgressTick
+    | Ended
+    | ReplicaUp
+    | ReplicaDown
+    | ReplicaReported
+    | TimerDue
+    | Restarted
+)

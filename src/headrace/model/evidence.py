@@ -1,0 +1,168 @@
+"""Everything a decider may look at, frozen: stored beside the decision, so it can be recomputed."""
+
+from msgspec import Struct
+
+from headrace.model.decision import Decision, Placement
+from headrace.model.demand import Demand
+from headrace.model.ids import (
+    ClassName,
+    DecisionId,
+    Incarnation,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
+from headrace.units import Blocks, DurationNs, InstantNs, Tokens, WorkNs
+
+
+class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
+    """One candidate replica: what we dispatched (known at once) and what it last said."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+    pending_prefill_ns: DurationNs
+    """Predicted prefill sent without a first token yet."""
+    decodes: int
+    """Streams past their first token."""
+    context_tokens: Tokens
+    """Their total context."""
+    blocks_reserved: Blocks
+    blocks_total: Blocks
+    """Pool size less the preemption reserve."""
+    slots: int
+    """Requests it may still take before its running limit."""
+    cached_tokens: Tokens
+    """Prefix of this request expected there."""
+    prefill_ns: DurationNs
+    """This request's prefill there, cached part left out, with the decodes running."""
+    prefix_credit_ns: DurationNs
+    """Prefill time its cached prefix saves."""
+    step_ns: DurationNs
+    """A mixed step there with this request decoding too."""
+    decode_extra_ns: DurationNs
+    """What its running decodes add to each of this request's steps."""
+    tightest_gap_ns: DurationNs | None
+    """The tightest gap bound among its streams."""
+    window_ns: DurationNs
+    """Prefill that may be in flight there (dispatch window)."""
+    age_ns: DurationNs | None
+    """Age of its last report; None: it never reported."""
+    last_used: int
+    """The fleet's dispatch count when it was last chosen: spreads ties evenly."""
+
+
+class ContractFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """What the contract gate compares (ADM-1)."""
+
+    tenant_known: bool
+    model_known: bool
+    model_allowed: bool
+    class_allowed: bool
+    context_limit: Tokens
+    output_limit: Tokens
+    fan_out_limit: int
+
+
+class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """The tenant's balances before this request; None: no such limit."""
+
+    tokens_needed: Tokens
+    """Input plus the output the caller allows or p90: reserved now, settled on usage."""
+    tokens_left: int | None
+    tokens_limit: int | None
+    tokens_wait_ns: DurationNs
+    """Until the bucket holds what is needed."""
+    requests_left: int | None
+    requests_wait_ns: DurationNs
+    parallel_left: int | None
+
+
+class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """Work ahead, for the wait of a fair queue (design: own share, not the whole backlog)."""
+
+    backlog_ns: WorkNs
+    """All queued work of the model."""
+    own_ahead_ns: WorkNs
+    """This tenant's queued work with an earlier key."""
+    weights: int
+    """Sum of the weights of backlogged tenants, this one included."""
+    own_weight: int
+    rate_micro: int
+    """Work-seconds per second of all ready replicas, in millionths; 0: none ready."""
+
+
+class EntryEvidence(Struct, frozen=True, kw_only=True):
+    """What admission knew when the request came."""
+
+    demand: Demand
+    max_output: Tokens | None
+    fan_out: int
+    contract: ContractFacts
+    budget: BudgetFacts
+    wait: WaitFacts
+    ttft_ns: DurationNs | None
+    """First-token bound; for completion classes what the answer's decode leaves of it."""
+    gap_ns: DurationNs
+    route_ns: DurationNs
+    first_ns: DurationNs
+    """Predicted first decode step."""
+    input_margin_ns: DurationNs
+    """Prefill time of the tokens the count may be short of."""
+    tenant_counter: int
+    least_counter: int
+    own_queued: int
+    own_queue_bound: int
+    ready: int
+    """Ready replicas that may serve this class."""
+    blocks_largest: Blocks
+    """Pool of the largest of them, less the preemption reserve."""
+    replicas: tuple[ReplicaView, ...]
+    """The cheapest and the prefix holders."""
+    rest_bound_ns: int | None
+    """No other replica's queue is below this; None: there is no other."""
+
+
+class RouteEvidence(Struct, frozen=True, kw_only=True):
+    """What routing knew when a request's turn had come."""
+
+    blocks: Blocks
+    output_p50: Tokens
+    gap_ns: DurationNs
+    tenant_counter: int
+    least_counter: int
+    lent: bool
+    """The turn was lent by a tenant that can wait."""
+    replicas: tuple[ReplicaView, ...]
+    rest_bound_ns: int | None
+
+
+class EntryRecord(Struct, frozen=True, kw_only=True, tag="entry"):
+    """One admission decision with its evidence; `decisions verify` recomputes one from the other."""
+
+    request_id: RequestId
+    decision_id: DecisionId
+    at: InstantNs
+    tenant: TenantId
+    tenant_class: ClassName
+    policy_revision: int
+    evidence: EntryEvidence
+    decision: Decision
+
+
+class RouteRecord(Struct, frozen=True, kw_only=True, tag="route"):
+    """One dispatch with its evidence."""
+
+    request_id: RequestId
+    decision_id: DecisionId
+    at: InstantNs
+    tenant: TenantId
+    tenant_class: ClassName
+    policy_revision: int
+    slack_ns: int
+    demand: Demand
+    ttft_ns: DurationNs | None
+    evidence: RouteEvidence
+    placement: Placement
+
+
+DecisionRecord = EntryRecord | RouteRecord

@@ -1,0 +1,73 @@
+"""The denominators: what was offered, taken, refused and met, by tenant and class (SLO-5).
+
+Counts only. Attainment and goodput are made from them where they are shown, never stored.
+"""
+
+from msgspec import Struct
+
+from headrace.model.decision import Reason
+from headrace.model.effect import Concluded, Entry
+from headrace.model.ids import ClassName, TenantId
+from headrace.model.slo import Outcome
+
+
+class Tally(Struct):
+    """The counts of one (tenant, class)."""
+
+    offered: int = 0
+    input_tokens: int = 0
+    predicted_output: int = 0
+    offered_work_ns: int = 0
+    admitted: int = 0
+    rejected: dict[Reason, int] = {}
+    left_before: int = 0
+    outcomes: dict[Outcome, int] = {}
+    """How admitted requests ended; what is missing from `admitted` is still live."""
+    ended_early: dict[Reason, int] = {}
+    met: int = 0
+    met_work_ns: int = 0
+    met_tokens: int = 0
+    output_tokens: int = 0
+    attempts: int = 0
+
+
+class Accounts(Struct):
+    """All tallies, by tenant then class; bounded by the configuration's tenants and classes."""
+
+    tallies: dict[TenantId, dict[ClassName, Tally]] = {}
+
+    def tally(self, tenant: TenantId, slo_class: ClassName) -> Tally:
+        """Return the counts of a (tenant, class), made on first use."""
+        by_class = self.tallies.get(tenant)
+        if by_class is None:
+            by_class = self.tallies[tenant] = {}
+        tally = by_class.get(slo_class)
+        if tally is None:
+            tally = by_class[slo_class] = Tally()
+        return tally
+
+    def offer(self, tally: Tally, entry: Entry) -> None:
+        """Count one offered request."""
+        tally.offered += 1
+        tally.input_tokens += entry.input_tokens
+        tally.predicted_output += entry.predicted_output
+        tally.offered_work_ns += entry.work_ns
+
+    def conclude(self, tally: Tally, row: Concluded) -> None:
+        """Count how one offered request ended."""
+        if not row.admitted:
+            if row.reason is None:
+                tally.left_before += 1
+            else:
+                tally.rejected[row.reason] = tally.rejected.get(row.reason, 0) + 1
+            return
+        assert row.outcome is not None
+        tally.outcomes[row.outcome] = tally.outcomes.get(row.outcome, 0) + 1
+        if row.reason is not None:
+            tally.ended_early[row.reason] = tally.ended_early.get(row.reason, 0) + 1
+        tokens = row.usage.output_tokens if row.usage is not None else 0
+        tally.output_tokens += tokens
+        if row.met:
+            tally.met += 1
+            tally.met_work_ns += row.work_ns
+            tally.met_tokens += tokens

@@ -1,0 +1,138 @@
+"""The whole surface of the plane: what happened goes in, what shall be done comes out.
+
+Time is an argument and never runs backwards. Same events, same instants, same configuration: same
+effects, to the byte. An event that the plane did not expect (late, twice, unknown) is counted and
+has no effect; a state that cannot be is an assertion, and the driver stops on it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.model.effect import Effect
+from headrace.model.event import (
+    CallerLeft,
+    ConfigChanged,
+    Ended,
+    Event,
+    FirstToken,
+    ProgressTick,
+    ReplicaDown,
+    ReplicaReported,
+    ReplicaUp,
+    RequestArrived,
+    Restarted,
+    TimerDue,
+)
+from headrace.plane import dispatch, entry, streams
+from headrace.plane.machine import Machine
+from headrace.plane.state import PlaneState
+from headrace.units import InstantNs
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PlaneState)
+
+
+class Plane:
+    """A deterministic control plane: `handle`, `handle_timer`, `next_timer`."""
+
+    def __init__(self, state: PlaneState | None = None) -> None:
+        """Start empty, or from a thawed state."""
+        self._machine = Machine(PlaneState() if state is None else state)
+        self._steps: dict[type, Callable[[Any, InstantNs], None]] = {
+            ConfigChanged: self._config_changed,
+            RequestArrived: self._arrived,
+            CallerLeft: self._left,
+            FirstToken: self._first_token,
+            ProgressTick: self._tick,
+            Ended: self._ended,
+            ReplicaUp: self._up,
+            ReplicaDown: self._down,
+            ReplicaReported: self._reported,
+            TimerDue: self._timer,
+            Restarted: self._restarted,
+        }
+
+    @property
+    def state(self) -> PlaneState:
+        """Everything it knows; to be read by checkers and reports, never written from outside."""
+        return self._machine.state
+
+    def handle(self, event: Event, *, now: InstantNs) -> list[Effect]:
+        """Take one event at `now` and return what shall be done, in order."""
+        machine = self._machine
+        state = machine.state
+        assert now >= state.now, f"clock ran backwards: {state.now=} {now=}"
+        state.now = now
+        out: list[Effect] = []
+        machine.out = out
+        self._steps[type(event)](event, now)
+        return out
+
+    def handle_timer(self, *, now: InstantNs) -> list[Effect]:
+        """Do whatever is due at `now`."""
+        return self.handle(TimerDue(), now=now)
+
+    def next_timer(self) -> InstantNs | None:
+        """Return when `handle_timer` has something to do next, or None."""
+        best: InstantNs | None = None
+        for known in self._machine.state.models.values():
+            when = known.backlog.next_change()
+            if when is not None and (best is None or when < best):
+                best = when
+        return best
+
+    def freeze(self) -> bytes:
+        """Return the whole state in canonical bytes."""
+        return _ENCODER.encode(self._machine.state)
+
+    @classmethod
+    def thaw(cls, content: bytes) -> "Plane":
+        """Return a plane that goes on exactly where `freeze` was called."""
+        return cls(_DECODER.decode(content))
+
+    def _config_changed(self, event: ConfigChanged, now: InstantNs) -> None:
+        """Decide by a new configuration from here on; running requests end under their own."""
+        machine = self._machine
+        machine.configure(event.config)
+        machine.state.config, machine.state.revision = event.config, event.revision
+        for model, known in machine.state.models.items():
+            dispatch.run(machine, model, known, now)
+
+    def _arrived(self, event: RequestArrived, now: InstantNs) -> None:
+        machine = self._machine
+        entry.arrive(machine, event.request, now)
+        live = machine.state.live.get(event.request.id)
+        if live is not None:
+            dispatch.run(machine, live.model, machine.state.models[live.model], now)
+
+    def _left(self, event: CallerLeft, now: InstantNs) -> None:
+        streams.caller_left(self._machine, event.request, now)
+
+    def _first_token(self, event: FirstToken, now: InstantNs) -> None:
+        streams.first_token(self._machine, event.attempt, now)
+
+    def _tick(self, event: ProgressTick, now: InstantNs) -> None:
+        streams.progress(self._machine, event, now)
+
+    def _ended(self, event: Ended, now: InstantNs) -> None:
+        streams.ended(self._machine, event, now)
+
+    def _up(self, event: ReplicaUp, now: InstantNs) -> None:
+        streams.replica_up(self._machine, event, now)
+
+    def _down(self, event: ReplicaDown, now: InstantNs) -> None:
+        streams.replica_down(self._machine, event, now)
+
+    def _reported(self, event: ReplicaReported, now: InstantNs) -> None:  # noqa: ARG002
+        streams.reported(self._machine, event.snapshot)
+
+    def _timer(self, event: TimerDue, now: InstantNs) -> None:  # noqa: ARG002
+        machine = self._machine
+        for model, known in machine.state.models.items():
+            dispatch.lapse(machine, model, known, now)
+            dispatch.run(machine, model, known, now)
+
+    def _restarted(self, event: Restarted, now: InstantNs) -> None:
+        streams.restarted(self._machine, event, now)

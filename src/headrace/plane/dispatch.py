@@ -1,0 +1,218 @@
+"""Whose turn is it, and where does it go? Choose and book in one step, as far as windows are open.
+
+Calls ordering for the turn and routing for the place; refuses nothing, but ends what has expired in
+the queue.
+"""
+
+from headrace.model.decision import Placement, Reason
+from headrace.model.effect import Decided, Dispatch, Fail
+from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
+from headrace.model.ids import AttemptId, ClassName, ModelName, TenantId
+from headrace.model.slo import Outcome
+from headrace.plane.fleet import Candidate, serves, view
+from headrace.plane.ledger import Flight, Load
+from headrace.plane.machine import Machine
+from headrace.plane.queues import Turn
+from headrace.plane.state import Live, ModelState, Phase
+from headrace.policy.predict.demand import output_limit
+from headrace.policy.routing.seconds import is_open
+from headrace.units import InstantNs
+
+
+def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
+    """Hand out turns while somebody waits and some replica is open."""
+    backlog = known.backlog
+    if not backlog.size:
+        return
+    lapse(m, model, known, now)
+    blocked: frozenset[ClassName] = frozenset()
+    while backlog.size:
+        turn = backlog.next_turn(blocked)
+        if turn is None:
+            return
+        mark = (int(turn.request), known.fleet.version)
+        if not blocked and mark == known.stuck:
+            return  # nothing has opened since this very turn found no place
+        if _place(m, model, known, turn, now):
+            continue
+        if not blocked:
+            known.stuck = mark
+        blocked |= m.settings.sharing(model, turn.slo_class)
+
+
+def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
+    """Bring every listing up to date that time alone has changed."""
+    while (tenant := known.backlog.due(now)) is not None:
+        relist(m, model, known, tenant, now)
+
+
+def relist(
+    m: Machine, model: ModelName, known: ModelState, tenant: TenantId, now: InstantNs
+) -> None:
+    """Relegate or expire a tenant's hopeless requests, then list it by its present turn."""
+    backlog, order = known.backlog, m.settings.order
+    for request in backlog.relegate(order, tenant, now):
+        live = m.state.live[request]
+        live.late = True
+        if not m.spec_of(live).expire:
+            continue
+        _take(m, model, known, live)
+        m.out.append(Fail(request=request, decision=live.decision, reason=Reason.EXPIRED))
+        m.conclude(live, now, Outcome.TIMEOUT, reason=Reason.EXPIRED)
+    if tenant in backlog.tenants:
+        backlog.refresh(order, tenant, m.state.ledger.counter(model, tenant), now)
+
+
+def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
+    """Take a queued request out for good; the caller concludes it."""
+    _take(m, live.model, known, live)
+    tenant = live.request.tenant
+    if tenant in known.backlog.tenants:
+        counter = m.state.ledger.counter(live.model, tenant)
+        known.backlog.refresh(m.settings.order, tenant, counter, now)
+
+
+def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
+    place = (live.key, int(live.request.id))
+    emptied = known.backlog.take(live.request.tenant, live.slo_class, place, late=live.late)
+    if emptied:
+        m.state.ledger.leave_queue(model, live.request.tenant)
+
+
+def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: InstantNs) -> bool:
+    """Send one request where it costs least, or return False: no replica is open for it."""
+    live, settings = m.state.live[turn.request], m.settings
+    views, rest = _open_views(m, known, live, now)
+    if not views:
+        return False
+    ledger = m.state.ledger
+    counter = ledger.counter(model, turn.tenant)
+    least = known.backlog.least()
+    evidence = RouteEvidence(
+        blocks=live.demand.kv_blocks,
+        output_p50=live.demand.output_p50,
+        gap_ns=live.bounds.gap_ns,
+        tenant_counter=counter,
+        least_counter=counter if least is None else ledger.counter(model, least),
+        lent=turn.lent,
+        replicas=views,
+        rest_bound_ns=rest,
+    )
+    placement = settings.config.routing.choose(evidence, settings.stale_after_ns)
+    assert placement is not None, "some view was open"
+    record = RouteRecord(
+        request_id=live.request.id,
+        decision_id=m.next_decision(),
+        at=now,
+        tenant=live.request.tenant,
+        tenant_class=live.slo_class,
+        policy_revision=live.revision,
+        slack_ns=live.deadline - live.demand.prefill_ns - live.first_ns - now,
+        demand=live.demand,
+        ttft_ns=live.bounds.ttft_ns,
+        evidence=evidence,
+        placement=placement,
+    )
+    m.out.append(Decided(record))
+    _book(m, known, live, placement, now)
+    return True
+
+
+def _open_views(
+    m: Machine, known: ModelState, live: Live, now: InstantNs
+) -> tuple[tuple[ReplicaView, ...], int | None]:
+    """Return views of the cheapest open replicas and prefix holders, and a bound on the rest."""
+    settings, fleet, loads = m.settings, known.fleet, m.state.ledger.loads
+    matches = tuple(m.prefixes[live.model].match(live.request.prefix))
+    wanted = Candidate(live.request, live.demand, matches)
+    blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
+    limit = settings.config.routing.candidates
+    nearby: list[ReplicaView] = []
+    seen = 0
+    rest: int | None = None
+    for replica in fleet.cheapest():
+        load = loads[replica.incarnation]
+        facts = settings.pools[replica.pool]
+        if not _may_be_open(load, facts.blocks_total, facts.spec.profile.max_running, blocks):
+            continue
+        if not serves(facts, live.slo_class):
+            continue
+        if len(nearby) == limit:
+            rest = (replica.rank >> 32) * 1_000
+            break
+        seen |= 1 << replica.slot
+        seen_as = view(replica, load, facts, wanted, now)
+        if is_open(seen_as, blocks, gap):
+            nearby.append(seen_as)
+    for replica in fleet.holders(matches, seen):
+        facts = settings.pools[replica.pool]
+        seen_as = view(replica, loads[replica.incarnation], facts, wanted, now)
+        if serves(facts, live.slo_class) and is_open(seen_as, blocks, gap):
+            nearby.append(seen_as)
+    return tuple(nearby), rest
+
+
+def _may_be_open(load: Load, blocks_total: int, max_running: int, blocks: int) -> bool:
+    """Return whether a closer look is worth it: cheap bounds of `is_open`."""
+    return load.attempts < max_running and load.blocks + blocks <= blocks_total
+
+
+def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:
+    """Book an attempt and have it sent."""
+    settings, ledger, request = m.settings, m.state.ledger, live.request
+    chosen = known.fleet.replicas[placement.replica]
+    facts = settings.pools[chosen.pool]
+    profile = facts.spec.profile
+    m.state.attempts += 1
+    attempt = AttemptId(m.state.attempts)
+    tenant = settings.tenants[request.tenant]
+    weight = tenant.weight * m.spec_of(live).weight
+    load = ledger.loads[chosen.incarnation]
+    cached = placement.cached_tokens
+    given = request.input_tokens
+    prefill = profile.prefill_ns(
+        given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
+    )
+    flight = Flight(
+        request=request.id,
+        tenant=request.tenant,
+        model=live.model,
+        incarnation=chosen.incarnation,
+        input_tokens=given,
+        cached_tokens=cached,
+        predicted=live.demand.output_p50,
+        blocks=live.demand.kv_blocks,
+        prefill_ns=prefill,
+        charged=0,
+        weight=weight,
+        gap_ns=live.bounds.gap_ns,
+    )
+    counter = ledger.counter(live.model, request.tenant)
+    ledger.book(attempt, flight, settings.rates[live.model])
+    leave(m, live, known, now)
+    live.advance(Phase.DISPATCHED)
+    live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
+    known.fleet.dispatches += 1
+    chosen.last_used = known.fleet.dispatches
+    known.fleet.rerank(chosen, load, facts)
+    if request.prefix:
+        m.prefixes[live.model].remember(
+            chosen, request.prefix, request.prefix_tokens, facts.prefix_capacity
+        )
+    m.out.append(
+        Dispatch(
+            request=request.id,
+            attempt=attempt,
+            decision=live.decision,
+            replica=chosen.name,
+            incarnation=chosen.incarnation,
+            output_limit=output_limit(request, settings.models[live.model]),
+            tenant=request.tenant,
+            slo_class=live.slo_class,
+            deadline=live.deadline,
+            relegated=live.late,
+            counter=counter,
+            weight=weight,
+            gap_ns=live.bounds.gap_ns,
+        )
+    )

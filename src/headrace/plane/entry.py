@@ -1,0 +1,449 @@
+"""What happens when a request arrives: gather evidence, decide, book, queue."""
+
+from headrace.model.decision import Reason, Reject
+from headrace.model.demand import Demand
+from headrace.model.deployment import ModelSpec, TenantSpec
+from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
+from headrace.model.evidence import (
+    BudgetFacts,
+    ContractFacts,
+    EntryEvidence,
+    EntryRecord,
+    ReplicaView,
+    WaitFacts,
+)
+from headrace.model.ids import (
+    ClassName,
+    DecisionId,
+    ModelName,
+    RequestId,
+    TenantId,
+)
+from headrace.model.request import Request
+from headrace.model.slo import Bounds, Outcome
+from headrace.plane.dispatch import leave, relist
+from headrace.plane.fleet import Candidate, PoolFacts, Replica, serves, view
+from headrace.plane.machine import Machine
+from headrace.plane.state import Live, ModelState
+from headrace.policy.ordering.orders import FAR
+from headrace.policy.predict.demand import demand
+from headrace.units import (
+    NS_PER_S,
+    Blocks,
+    Bytes,
+    DurationNs,
+    InstantNs,
+    Tokens,
+    WorkNs,
+    ceil_div,
+    later,
+    ms,
+)
+
+_MINUTE = 60 * NS_PER_S
+
+
+def arrive(m: Machine, request: Request, now: InstantNs) -> None:
+    """Decide on a request and either queue or refuse it (ADM-1..6)."""
+    settings = m.settings
+    assert request.id not in m.state.live, f"{request.id} arrived twice"
+    tenant = settings.tenants.get(request.tenant)
+    spec = settings.models.get(request.model)
+    slo_class = settings.class_of(request.slo_class, tenant)
+    facts = settings.pool_for(ModelName(spec.name), slo_class) if spec is not None else None
+    if tenant is None or spec is None or slo_class not in settings.classes or facts is None:
+        _strange(m, request, slo_class, now)
+        return
+    asked = _Asked(m, request, tenant, spec, slo_class, facts)
+    evidence = asked.evidence(m, now)
+    decision = settings.config.admission.decide(evidence)
+    record = EntryRecord(
+        request_id=request.id,
+        decision_id=m.next_decision(),
+        at=now,
+        tenant=request.tenant,
+        tenant_class=slo_class,
+        policy_revision=m.state.revision,
+        evidence=evidence,
+        decision=decision,
+    )
+    m.out.append(Decided(record))
+    entry = Entry(
+        arrived_at=now,
+        input_tokens=request.input_tokens,
+        predicted_output=asked.demand.output_p50,
+        work_ns=asked.demand.work_p50_ns,
+    )
+    tally = m.state.accounts.tally(request.tenant, slo_class)
+    m.state.accounts.offer(tally, entry)
+    if isinstance(decision, Reject):
+        row = _refused(request, asked, entry, decision, now)
+        m.out += (
+            Refuse(request=request.id, decision=record.decision_id, rejection=decision),
+            row,
+        )
+        m.state.accounts.conclude(tally, row)
+        return
+    tally.admitted += 1
+    _enqueue(m, asked, evidence, entry, record.decision_id, now)
+
+
+class _Asked:
+    """A request with everything the configuration and the predictors say of it."""
+
+    def __init__(
+        self,
+        m: Machine,
+        request: Request,
+        tenant: TenantSpec,
+        spec: ModelSpec,
+        slo_class: ClassName,
+        facts: PoolFacts,
+    ) -> None:
+        settings = m.settings
+        self.request, self.tenant, self.spec = request, tenant, spec
+        self.slo_class, self.facts = slo_class, facts
+        self.model = ModelName(spec.name)
+        self.class_spec = settings.classes[slo_class]
+        prediction = settings.config.prediction
+        groups = prediction.groups_of(request.tenant, slo_class, self.model, request.input_tokens)
+        forecast = prediction.predict(m.state.outputs, groups)
+        self.demand = demand(request, spec, facts.spec, forecast)
+        self.bounds = self.class_spec.bounds(request.ttft_ns, request.gap_ns)
+        profile = facts.spec.profile
+        self.first_ns = profile.decode_step_ns(1, request.input_tokens)
+        self.ttft_ns = _first_token_bound(self.bounds, self.demand, facts)
+        self.weight = tenant.weight
+        self.known = m.state.models[self.model]
+
+    def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
+        """Freeze what admission may look at."""
+        settings, request, known = m.settings, self.request, self.known
+        ready, largest, views, rest = _survey(m, self, now)
+        waiting = known.backlog.tenants.get(request.tenant)
+        queue = waiting.classes.get(self.slo_class) if waiting is not None else None
+        own_queued = queue.ready.size + queue.late.size if queue is not None else 0
+        margin = request.input_margin
+        profile = self.facts.spec.profile
+        least = known.backlog.least()
+        counter = m.state.ledger.counter(self.model, request.tenant)
+        return EntryEvidence(
+            demand=self.demand,
+            max_output=request.max_output,
+            fan_out=request.fan_out,
+            contract=self._contract(),
+            budget=self._budget(m, now),
+            wait=self._wait(m, ready, now),
+            ttft_ns=self.ttft_ns,
+            gap_ns=self.bounds.gap_ns,
+            route_ns=ms(settings.config.window.route_ms),
+            first_ns=self.first_ns,
+            input_margin_ns=profile.prefill_ns(margin, 0, 0, 0, profile.token_budget),
+            tenant_counter=counter,
+            least_counter=counter if least is None else m.state.ledger.counter(self.model, least),
+            own_queued=own_queued,
+            own_queue_bound=self.class_spec.tenant_queue,
+            ready=ready,
+            blocks_largest=largest,
+            replicas=views,
+            rest_bound_ns=rest,
+        )
+
+    def key(self, m: Machine, now: InstantNs) -> int:
+        """Return the request's place within its tenant's queue."""
+        bound = FAR if self.ttft_ns is None else self.ttft_ns
+        latest = later(now, bound - self.demand.prefill_ns - self.first_ns)
+        return m.settings.order.key(latest, self.request.id)
+
+    def _contract(self) -> ContractFacts:
+        tenant, spec = self.tenant, self.spec
+        return ContractFacts(
+            tenant_known=True,
+            model_known=True,
+            model_allowed=not tenant.models or spec.name in tenant.models,
+            class_allowed=not tenant.classes or self.slo_class in tenant.classes,
+            context_limit=Tokens(spec.context_limit),
+            output_limit=Tokens(spec.output_limit),
+            fan_out_limit=spec.fan_out_limit,
+        )
+
+    def _budget(self, m: Machine, now: InstantNs) -> BudgetFacts:
+        tenant, need = self.tenant, self.reserved_tokens()
+        if tenant.tpm_limit is None and tenant.rpm_limit is None:
+            if tenant.max_parallel_requests is None:
+                return _unlimited(need)
+        quota = m.state.ledger.quota(tenant, now)
+        tpm, rpm, most = tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests
+        short_tokens = 0 if tpm is None else need * _MINUTE - quota.tokens
+        short_requests = 0 if rpm is None else _MINUTE - quota.requests
+        return BudgetFacts(
+            tokens_needed=need,
+            tokens_left=None if tpm is None else quota.tokens // _MINUTE,
+            tokens_limit=tpm,
+            tokens_wait_ns=DurationNs(max(0, ceil_div(short_tokens, tpm or 1))),
+            requests_left=None if rpm is None else quota.requests // _MINUTE,
+            requests_wait_ns=DurationNs(max(0, ceil_div(short_requests, rpm or 1))),
+            parallel_left=None if most is None else most - quota.parallel,
+        )
+
+    def reserved_tokens(self) -> Tokens:
+        """Return what quota is reserved: input plus the output the caller allows, else p90."""
+        request, limit = self.request, self.demand.output_p90
+        output = limit if request.max_output is None else request.max_output
+        return Tokens((request.input_tokens + output) * max(1, request.fan_out))
+
+    def _wait(self, m: Machine, ready: int, now: InstantNs) -> WaitFacts:
+        backlog, tenant = self.known.backlog, self.request.tenant
+        mine = backlog.tenants.get(tenant)
+        ahead, key = 0, (self.key(m, now), int(self.request.id))
+        if mine is not None:
+            for queue in mine.classes.values():
+                ahead += queue.ready.ahead(*key)
+        weights = backlog.weights + (self.weight if mine is None else 0)
+        return WaitFacts(
+            backlog_ns=WorkNs(backlog.work_ns),
+            own_ahead_ns=WorkNs(ahead),
+            weights=weights,
+            own_weight=self.weight,
+            rate_micro=self.known.rate.micro() * ready,
+        )
+
+
+def _unlimited(need: Tokens) -> BudgetFacts:
+    return BudgetFacts(
+        tokens_needed=need,
+        tokens_left=None,
+        tokens_limit=None,
+        tokens_wait_ns=DurationNs(0),
+        requests_left=None,
+        requests_wait_ns=DurationNs(0),
+        parallel_left=None,
+    )
+
+
+def _first_token_bound(bounds: Bounds, wanted: Demand, facts: PoolFacts) -> DurationNs | None:
+    """Return the first-token bound; a completion bound leaves what decoding does not need."""
+    if bounds.e2e_ns is None:
+        return bounds.ttft_ns
+    profile = facts.spec.profile
+    batch = profile.reference_batch
+    step = profile.decode_step_ns(batch, batch * profile.reference_context)
+    left = max(0, bounds.e2e_ns - wanted.output_p50 * step)
+    return DurationNs(left if bounds.ttft_ns is None else min(bounds.ttft_ns, left))
+
+
+def _survey(
+    m: Machine, asked: _Asked, now: InstantNs
+) -> tuple[int, Blocks, tuple[ReplicaView, ...], int | None]:
+    """Return ready replicas, their largest pool, views of the best candidates and a bound on the rest."""
+    settings, fleet, loads = m.settings, asked.known.fleet, m.state.ledger.loads
+    pools = [p for p in settings.pools_of[asked.model] if serves(p, asked.slo_class)]
+    whole = len(pools) == len(settings.pools_of[asked.model])
+    names = {p.spec.name for p in pools}
+    matches = tuple(m.prefixes[asked.model].match(asked.request.prefix))
+    wanted = Candidate(asked.request, asked.demand, matches)
+    limit = settings.config.routing.candidates
+    picked: list[Replica] = []
+    rest: int | None = None
+    for replica in fleet.cheapest():
+        if not whole and replica.pool not in names:
+            continue
+        if len(picked) == limit:
+            rest = (replica.rank >> 32) * 1_000
+            break
+        picked.append(replica)
+    picked += fleet.holders(matches, sum(1 << replica.slot for replica in picked))
+    views = tuple(
+        view(replica, loads[replica.incarnation], settings.pools[replica.pool], wanted, now)
+        for replica in picked
+        if whole or replica.pool in names
+    )
+    if whole:
+        ready = len(fleet.replicas)
+    else:
+        ready = sum(1 for replica in fleet.replicas.values() if replica.pool in names)
+    return ready, max(p.blocks_total for p in pools), views, rest
+
+
+def _enqueue(
+    m: Machine,
+    asked: _Asked,
+    evidence: EntryEvidence,
+    entry: Entry,
+    decision: DecisionId,
+    now: InstantNs,
+) -> None:
+    """Reserve quota, queue the request and make room if its class is full."""
+    request, backlog = asked.request, asked.known.backlog
+    m.state.ledger.hold(request.id, asked.tenant, evidence.budget.tokens_needed, now)
+    key = asked.key(m, now)
+    bound = FAR if asked.ttft_ns is None else asked.ttft_ns
+    m.state.live[request.id] = Live(
+        request=request,
+        model=asked.model,
+        slo_class=asked.slo_class,
+        demand=asked.demand,
+        bounds=asked.bounds,
+        entry=entry,
+        decision=decision,
+        revision=m.state.revision,
+        deadline=later(now, bound),
+        key=key,
+        first_ns=asked.first_ns,
+    )
+    least = backlog.least()
+    place = (key, int(request.id))
+    idle = backlog.add(
+        request.tenant, asked.weight, asked.slo_class, place, asked.demand.work_p50_ns
+    )
+    if idle:
+        m.state.ledger.lift(asked.model, request.tenant, least)
+    relist(m, asked.model, asked.known, request.tenant, now)
+    if backlog.queued.get(asked.slo_class, 0) > asked.class_spec.queue:
+        _push_out(m, asked.model, asked.known, asked.slo_class, now)
+
+
+def _push_out(
+    m: Machine, model: ModelName, known: ModelState, slo_class: ClassName, now: InstantNs
+) -> None:
+    """End the last request of the tenant furthest over its share, never simply the newcomer."""
+    tenant = known.backlog.furthest_over(slo_class)
+    assert tenant is not None, "a full class has somebody waiting"
+    queue = known.backlog.tenants[tenant].classes[slo_class]
+    last = queue.late.last() or queue.ready.last()
+    assert last is not None
+    live = m.state.live[RequestId(last[1])]
+    leave(m, live, known, now)
+    m.out.append(
+        Fail(request=live.request.id, decision=live.decision, reason=Reason.QUEUE_PRESSURE)
+    )
+    m.conclude(live, now, Outcome.ERROR, reason=Reason.QUEUE_PRESSURE)
+
+
+def _refused(
+    request: Request, asked: _Asked, entry: Entry, decision: Reject, now: InstantNs
+) -> Concluded:
+    return Concluded(
+        request=request.id,
+        tenant=request.tenant,
+        slo_class=asked.slo_class,
+        model=asked.model,
+        entry=entry,
+        admitted=False,
+        reason=decision.reason,
+        outcome=None,
+        bounds=asked.bounds,
+        ended_at=now,
+    )
+
+
+OTHER = "other"
+"""The label of tenants and classes that the configuration does not know (trap 56)."""
+
+
+def _strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) -> None:
+    """Refuse a request whose tenant, model or class is not configured: the contract gate alone."""
+    settings = m.settings
+    tenant = settings.tenants.get(request.tenant)
+    spec = settings.models.get(request.model)
+    known = slo_class in settings.classes
+    evidence = _bare_evidence(
+        request,
+        ContractFacts(
+            tenant_known=tenant is not None,
+            model_known=spec is not None,
+            model_allowed=True,
+            class_allowed=known and (spec is None or _pooled(m, spec, slo_class)),
+            context_limit=Tokens(spec.context_limit if spec is not None else 0),
+            output_limit=Tokens(spec.output_limit if spec is not None else 0),
+            fan_out_limit=1,
+        ),
+    )
+    decision = settings.config.admission.decide(evidence)
+    assert isinstance(decision, Reject), "a strange request cannot pass the contract gate"
+    record = EntryRecord(
+        request_id=request.id,
+        decision_id=m.next_decision(),
+        at=now,
+        tenant=request.tenant,
+        tenant_class=slo_class,
+        policy_revision=m.state.revision,
+        evidence=evidence,
+        decision=decision,
+    )
+    entry = Entry(
+        arrived_at=now,
+        input_tokens=request.input_tokens,
+        predicted_output=Tokens(0),
+        work_ns=WorkNs(0),
+    )
+    tally = m.state.accounts.tally(
+        request.tenant if tenant is not None else TenantId(OTHER),
+        slo_class if known else ClassName(OTHER),
+    )
+    m.state.accounts.offer(tally, entry)
+    row = Concluded(
+        request=request.id,
+        tenant=request.tenant,
+        slo_class=slo_class,
+        model=ModelName(request.model),
+        entry=entry,
+        admitted=False,
+        reason=decision.reason,
+        outcome=None,
+        bounds=_NO_BOUNDS,
+        ended_at=now,
+    )
+    m.out += (
+        Decided(record),
+        Refuse(request=request.id, decision=record.decision_id, rejection=decision),
+        row,
+    )
+    m.state.accounts.conclude(tally, row)
+
+
+_NO_BOUNDS = Bounds(ttft_ns=None, gap_ns=DurationNs(0), tpot_ns=DurationNs(0))
+
+
+def _pooled(m: Machine, spec: ModelSpec, slo_class: ClassName) -> bool:
+    return m.settings.pool_for(ModelName(spec.name), slo_class) is not None
+
+
+def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
+    """Return evidence in which only the contract facts say anything."""
+    nothing = DurationNs(0)
+    return EntryEvidence(
+        demand=Demand(
+            input_tokens=request.input_tokens,
+            cached_tokens=Tokens(0),
+            output_p50=Tokens(0),
+            output_p90=Tokens(0),
+            prefill_ns=nothing,
+            work_p50_ns=WorkNs(0),
+            work_p90_ns=WorkNs(0),
+            kv_blocks=Blocks(0),
+            kv_bytes=Bytes(0),
+            kv_byte_seconds=0,
+            residency_ns=nothing,
+        ),
+        max_output=request.max_output,
+        fan_out=request.fan_out,
+        contract=contract,
+        budget=_unlimited(request.input_tokens),
+        wait=WaitFacts(
+            backlog_ns=WorkNs(0), own_ahead_ns=WorkNs(0), weights=1, own_weight=1, rate_micro=0
+        ),
+        ttft_ns=None,
+        gap_ns=nothing,
+        route_ns=nothing,
+        first_ns=nothing,
+        input_margin_ns=nothing,
+        tenant_counter=0,
+        least_counter=0,
+        own_queued=0,
+        own_queue_bound=0,
+        ready=0,
+        blocks_largest=Blocks(0),
+        replicas=(),
+        rest_bound_ns=None,
+    )

@@ -1,0 +1,285 @@
+"""Which replicas serve one model, how loaded do we believe they are, and what do they hold cached?
+
+What this gateway dispatched is known at once (the ledger's loads); reports are corrections with an
+age. Keeps the replicas ranked by what is in front of a newcomer, so that a decision looks at the
+cheapest few and the prefix holders instead of all. Chooses nothing: that is routing's.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from headrace.model.demand import Demand
+from headrace.model.deployment import PoolSpec
+from headrace.model.engine import Snapshot
+from headrace.model.evidence import ReplicaView
+from headrace.model.ids import ClassName, Incarnation, PoolName, ReplicaName
+from headrace.model.request import Request
+from headrace.plane.ledger import Load
+from headrace.plane.ranked import Ranked
+from headrace.units import (
+    BLOCK_TOKENS,
+    MICRO,
+    PS_PER_NS,
+    Blocks,
+    DurationNs,
+    InstantNs,
+    Tokens,
+    ms,
+)
+
+HOLDERS = 4
+"""Prefix holders that a decision looks at beside the cheapest replicas."""
+_TYPICAL_STEPS = 64
+"""Decode steps for which running streams weigh in the ranking."""
+_RANK_BITS = 32
+
+
+class Replica(Struct):
+    """One ready replica, by its present incarnation."""
+
+    name: ReplicaName
+    incarnation: Incarnation
+    pool: PoolName
+    slot: int
+    """Its bit in the prefix index."""
+    last_used: int = 0
+    """The fleet's dispatch count when it was last chosen."""
+    rank: int = 0
+    snapshot: Snapshot | None = None
+    prefixes: dict[int, int] = {}
+    """Chunk ids believed cached, least recently used first, with the tokens of each."""
+    prefix_tokens: int = 0
+
+
+class PoolFacts(Struct, frozen=True, gc=False):
+    """What a pool's replicas have in common, computed once."""
+
+    spec: PoolSpec
+    blocks_total: Blocks
+    """The KV pool less the preemption reserve."""
+    prefix_capacity: int
+    """Tokens of prefix that its index remembers: the pool's own size."""
+    window_ns: DurationNs
+
+
+def pool_facts(spec: PoolSpec, window_ms: float, kv_reserve: float) -> PoolFacts:
+    """Return a pool's facts: window = max(two full steps, the configured window)."""
+    profile = spec.profile
+    batch = profile.reference_batch
+    context = batch * profile.reference_context
+    step = profile.step_ps(batch, context, max(1, profile.token_budget - batch), 0) // PS_PER_NS
+    total = profile.kv_capacity_tokens // BLOCK_TOKENS
+    kept = total * round(kv_reserve * MICRO) // MICRO
+    return PoolFacts(
+        spec,
+        Blocks(total - kept),
+        profile.kv_capacity_tokens,
+        DurationNs(max(2 * step, ms(window_ms))),
+    )
+
+
+class Fleet(Struct):
+    """The ready replicas of one model."""
+
+    replicas: dict[ReplicaName, Replica] = {}
+    ranking: Ranked[str] = Ranked()
+    slots: list[ReplicaName | None] = []
+    version: int = 0
+    """Changes whenever a replica may have become able to take more."""
+    dispatches: int = 0
+
+    def join(self, name: ReplicaName, incarnation: Incarnation, pool: PoolName) -> Replica:
+        """Add a replica; its name must be free."""
+        assert name not in self.replicas, f"{name} is in the fleet"
+        slot = self.slots.index(None) if None in self.slots else len(self.slots)
+        if slot == len(self.slots):
+            self.slots.append(name)
+        else:
+            self.slots[slot] = name
+        replica = Replica(name=name, incarnation=incarnation, pool=pool, slot=slot)
+        self.replicas[name] = replica
+        self.ranking.add(0, name)
+        self.version += 1
+        return replica
+
+    def leave(self, name: ReplicaName) -> Replica:
+        """Remove a replica."""
+        replica = self.replicas.pop(name)
+        self.ranking.remove(replica.rank, name)
+        self.slots[replica.slot] = None
+        self.version += 1
+        return replica
+
+    def rerank(self, replica: Replica, load: Load, facts: PoolFacts) -> None:
+        """Rank a replica anew: prefill in front of a newcomer plus what its streams cost one.
+
+        Equals go to who was used longest ago, so that ties are spread evenly.
+        """
+        costs = facts.spec.profile.costs
+        extra = costs.decode_c * load.decodes + costs.decode_d * load.context_tokens
+        cost_us = (load.pending_prefill_ns + extra * _TYPICAL_STEPS // PS_PER_NS) // 1_000
+        rank = (min(cost_us, (1 << 30) - 1) << _RANK_BITS) + replica.last_used % (1 << _RANK_BITS)
+        if rank != replica.rank:
+            self.ranking.remove(replica.rank, replica.name)
+            self.ranking.add(rank, replica.name)
+            replica.rank = rank
+
+    def cheapest(self) -> Iterator[Replica]:
+        """Yield the replicas, the least loaded first."""
+        replicas = self.replicas
+        for _, name in self.ranking:
+            yield replicas[ReplicaName(name)]
+
+    def holders(self, matches: tuple[tuple[int, int], ...], seen: int) -> list[Replica]:
+        """Return the replicas with the longest cached prefix whose slot bits are not in `seen`."""
+        found: list[Replica] = []
+        for _, bits in matches:
+            new = bits & ~seen
+            while new:
+                low = new & -new
+                name = self.slots[low.bit_length() - 1]
+                if name is not None:
+                    found.append(self.replicas[name])
+                    if len(found) == HOLDERS:
+                        return found
+                new ^= low
+            seen |= bits
+        return found
+
+
+class PrefixIndex:
+    """Which replicas hold which leading chunks? Derived from the replicas, never frozen itself.
+
+    Chunk ids are chained: each stands for the whole prompt up to its end, so the holders of a chunk
+    are among the holders of the one before it. Holders are a bit per slot.
+    """
+
+    def __init__(self, replicas: Iterable[Replica]) -> None:
+        """Build the index of replicas as they stand."""
+        self._holders: dict[int, int] = {}
+        for replica in replicas:
+            for chunk in replica.prefixes:
+                self._holders[chunk] = self._holders.get(chunk, 0) | 1 << replica.slot
+
+    def match(self, prefix: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return (chunks held, holders' bits), the longest first; holders nest outwards."""
+        steps: list[tuple[int, int]] = []
+        holders = self._holders
+        bits = -1
+        for depth, chunk in enumerate(prefix):
+            found = bits & holders.get(chunk, 0)
+            if found != bits:
+                if depth:
+                    steps.append((depth, bits))
+                bits = found
+                if not bits:
+                    break
+        else:
+            if prefix:
+                steps.append((len(prefix), bits))
+        steps.reverse()
+        return steps
+
+    def remember(self, replica: Replica, prefix: tuple[int, ...], tokens: int, room: int) -> None:
+        """Note that a replica is about to hold a prefix; forget its least recently used beyond room.
+
+        Touched from the deepest chunk to the first, so that a chain is forgotten from its end.
+        """
+        held, bit = replica.prefixes, 1 << replica.slot
+        for chunk in reversed(prefix):
+            before = held.pop(chunk, None)
+            if before is None:
+                self._holders[chunk] = self._holders.get(chunk, 0) | bit
+            held[chunk] = tokens
+            replica.prefix_tokens += tokens - (before or 0)
+        while replica.prefix_tokens > room and held:
+            oldest = next(iter(held))
+            replica.prefix_tokens -= held.pop(oldest)
+            self._drop(oldest, bit)
+
+    def forget(self, replica: Replica) -> None:
+        """Drop everything a replica held: it is gone, or its cache was reset (trap 30)."""
+        bit = 1 << replica.slot
+        for chunk in replica.prefixes:
+            self._drop(chunk, bit)
+        replica.prefixes.clear()
+        replica.prefix_tokens = 0
+
+    def _drop(self, chunk: int, bit: int) -> None:
+        left = self._holders[chunk] & ~bit
+        if left:
+            self._holders[chunk] = left
+        else:
+            del self._holders[chunk]
+
+
+class Candidate(Struct, frozen=True, gc=False):
+    """A request on its way to a view: what every replica is asked about."""
+
+    request: Request
+    demand: Demand
+    matches: tuple[tuple[int, int], ...]
+
+    def cached(self, slot: int) -> int:
+        """Return the prompt tokens expected cached at a slot; one token is always computed."""
+        for depth, bits in self.matches:
+            if bits >> slot & 1:
+                known = depth * self.request.prefix_tokens
+                return min(known, self.request.input_tokens - 1)
+        return 0
+
+
+def view(
+    replica: Replica, load: Load, facts: PoolFacts, wanted: Candidate, now: InstantNs
+) -> ReplicaView:
+    """Return one replica as a decider may see it, for one request."""
+    profile = facts.spec.profile
+    given, demand = wanted.request.input_tokens, wanted.demand
+    cached = wanted.cached(replica.slot) if wanted.matches else 0
+    budget, decodes, context = profile.token_budget, load.decodes, load.context_tokens
+    prefill = profile.prefill_ns(given - cached, cached, decodes, context, budget)
+    whole = profile.prefill_ns(given, 0, decodes, context, budget) if cached else prefill
+    costs = profile.costs
+    joined, held = decodes + 1, context + given + demand.output_p50
+    step = costs.step_ps(joined, held, max(1, budget - joined), 0)
+    snapshot = replica.snapshot
+    reserved = load.blocks
+    if snapshot is not None and snapshot.kv_blocks_used is not None:
+        reserved = max(reserved, _reported(snapshot, load))
+    return ReplicaView(
+        replica=replica.name,
+        incarnation=replica.incarnation,
+        pending_prefill_ns=DurationNs(load.pending_prefill_ns),
+        decodes=decodes,
+        context_tokens=Tokens(context),
+        blocks_reserved=Blocks(reserved),
+        blocks_total=facts.blocks_total,
+        slots=profile.max_running - load.attempts,
+        cached_tokens=Tokens(cached),
+        prefill_ns=prefill,
+        prefix_credit_ns=DurationNs(whole - prefill),
+        step_ns=DurationNs(step // PS_PER_NS),
+        decode_extra_ns=DurationNs(
+            (costs.decode_c * decodes + costs.decode_d * context) // PS_PER_NS
+        ),
+        tightest_gap_ns=load.tightest(),
+        window_ns=facts.window_ns,
+        age_ns=None if snapshot is None else DurationNs(now - snapshot.observed_at),
+        last_used=replica.last_used,
+    )
+
+
+def _reported(snapshot: Snapshot, load: Load) -> int:
+    """Return the blocks an engine said it uses, as far as others than we can hold them.
+
+    What we dispatched is in the load already; a report counts only while we have nothing there, for
+    then its blocks are somebody else's, or a leak.
+    """
+    used = snapshot.kv_blocks_used or 0
+    return used if not load.attempts and snapshot.running else 0
+
+
+def serves(facts: PoolFacts, slo_class: ClassName) -> bool:
+    """Return whether a pool takes requests of a class."""
+    return not facts.spec.classes or slo_class in facts.spec.classes

@@ -1,0 +1,233 @@
+"""The single owner of every in-flight count.
+
+Only this file writes in-flight tokens, KV reservations, quota reservations and virtual counters. A
+hold (quota) belongs to a request, a flight (KV, prefill, service) to an attempt; each ends exactly
+once, on whatever path. Loads belong to an incarnation of a replica, not to its name (trap 16).
+Amounts are reserved by estimate and settled by the engine's usage.
+"""
+
+from msgspec import Struct
+
+from headrace.model.deployment import TenantSpec
+from headrace.model.engine import Usage
+from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
+from headrace.policy.fairness.vtc import Rates, lifted, share
+from headrace.units import NS_PER_S, DurationNs, InstantNs, blocks_for
+
+_MINUTE = 60 * NS_PER_S
+
+
+class Hold(Struct, gc=False):
+    """One admitted request's reservation of its tenant's quota."""
+
+    tenant: TenantId
+    tokens: int
+
+
+class Quota(Struct, gc=False):
+    """One tenant's buckets. Levels are in units of 1/60e9, so that refilling is exact.
+
+    A level may fall below zero when an answer outgrows its reserve: the debt delays what follows.
+    """
+
+    tokens: int
+    requests: int
+    at: InstantNs
+    parallel: int = 0
+    reserved: int = 0
+    """Tokens held by live requests."""
+
+
+class Flight(Struct, gc=False):
+    """One attempt on one replica: what was booked for it."""
+
+    request: RequestId
+    tenant: TenantId
+    model: ModelName
+    incarnation: Incarnation
+    input_tokens: int
+    cached_tokens: int
+    predicted: int
+    """Output tokens charged so far; ticks raise it to the tokens made."""
+    blocks: int
+    prefill_ns: int
+    charged: int
+    """What the tenant's counter was raised by."""
+    weight: int
+    gap_ns: DurationNs
+    made: int = 0
+    streaming: bool = False
+
+
+class Load(Struct):
+    """What we have dispatched to one incarnation and not seen end."""
+
+    pending_prefill_ns: int = 0
+    decodes: int = 0
+    context_tokens: int = 0
+    blocks: int = 0
+    attempts: int = 0
+    gaps: dict[int, int] = {}
+    """Streams and pending attempts by gap bound."""
+
+    def tightest(self) -> DurationNs | None:
+        """Return the tightest gap bound on board."""
+        return DurationNs(min(self.gaps)) if self.gaps else None
+
+
+class Counters(Struct):
+    """The virtual counters of one model's tenants."""
+
+    values: dict[TenantId, int] = {}
+    last_out: int | None = None
+    """Counter of the tenant that left the queue last, when it left."""
+
+
+class Ledger(Struct):
+    """All books."""
+
+    holds: dict[RequestId, Hold] = {}
+    flights: dict[AttemptId, Flight] = {}
+    loads: dict[Incarnation, Load] = {}
+    quotas: dict[TenantId, Quota] = {}
+    counters: dict[ModelName, Counters] = {}
+
+    def quota(self, spec: TenantSpec, now: InstantNs) -> Quota:
+        """Return a tenant's buckets, refilled to `now`."""
+        tenant = TenantId(spec.name)
+        quota = self.quotas.get(tenant)
+        if quota is None:
+            quota = self.quotas[tenant] = Quota(
+                tokens=(spec.tpm_limit or 0) * _MINUTE,
+                requests=(spec.rpm_limit or 0) * _MINUTE,
+                at=now,
+            )
+            return quota
+        passed = now - quota.at
+        if spec.tpm_limit is not None:
+            full = spec.tpm_limit * _MINUTE
+            quota.tokens = min(full, quota.tokens + passed * spec.tpm_limit)
+        if spec.rpm_limit is not None:
+            full = spec.rpm_limit * _MINUTE
+            quota.requests = min(full, quota.requests + passed * spec.rpm_limit)
+        quota.at = now
+        return quota
+
+    def hold(self, request: RequestId, spec: TenantSpec, tokens: int, now: InstantNs) -> None:
+        """Reserve quota for an admitted request, in the very step that admitted it (trap 3)."""
+        assert request not in self.holds, f"{request} holds quota already"
+        quota = self.quota(spec, now)
+        quota.tokens -= tokens * _MINUTE
+        quota.requests -= _MINUTE
+        quota.parallel += 1
+        quota.reserved += tokens
+        self.holds[request] = Hold(TenantId(spec.name), tokens)
+
+    def settle(self, request: RequestId, used: int) -> None:
+        """End a hold: what was reserved beyond `used` tokens goes back."""
+        hold = self.holds.pop(request)
+        quota = self.quotas[hold.tenant]
+        quota.tokens += (hold.tokens - used) * _MINUTE
+        quota.parallel -= 1
+        quota.reserved -= hold.tokens
+
+    def open_load(self, incarnation: Incarnation) -> None:
+        """Start the books of a replica's new life."""
+        assert incarnation not in self.loads, f"{incarnation=} lives already"
+        self.loads[incarnation] = Load()
+
+    def close_load(self, incarnation: Incarnation) -> None:
+        """End a replica's books; every flight on it was closed before."""
+        load = self.loads.pop(incarnation)
+        assert not load.attempts, f"{incarnation=} still holds {load.attempts} attempts"
+
+    def counter(self, model: ModelName, tenant: TenantId) -> int:
+        """Return where a tenant's counter stands."""
+        book = self.counters.get(model)
+        return 0 if book is None else book.values.get(tenant, 0)
+
+    def lift(self, model: ModelName, tenant: TenantId, least: TenantId | None) -> None:
+        """Lift a tenant that becomes backlogged; `least` is the least of those that are."""
+        book = self.counters.setdefault(model, Counters())
+        floor = None if least is None else book.values[least]
+        book.values[tenant] = lifted(book.values.get(tenant, 0), floor, book.last_out)
+
+    def leave_queue(self, model: ModelName, tenant: TenantId) -> None:
+        """Remember the counter of a tenant that has nothing waiting any more."""
+        book = self.counters[model]
+        book.last_out = book.values[tenant]
+
+    def book(self, attempt: AttemptId, flight: Flight, rates: Rates) -> None:
+        """Book an attempt: KV, prefill and the service of input plus predicted output."""
+        assert attempt not in self.flights, f"{attempt=} is booked already"
+        load = self.loads[flight.incarnation]
+        load.pending_prefill_ns += flight.prefill_ns
+        load.blocks += flight.blocks
+        load.attempts += 1
+        load.gaps[flight.gap_ns] = load.gaps.get(flight.gap_ns, 0) + 1
+        self.flights[attempt] = flight
+        self._charge(flight, rates, flight.cached_tokens, flight.predicted)
+
+    def first_token(self, attempt: AttemptId) -> Flight:
+        """Move an attempt from prefill to decode."""
+        flight = self.flights[attempt]
+        assert not flight.streaming, f"{attempt=} streams already"
+        load = self.loads[flight.incarnation]
+        load.pending_prefill_ns -= flight.prefill_ns
+        load.decodes += 1
+        flight.streaming, flight.made = True, 1
+        load.context_tokens += flight.input_tokens + 1
+        return flight
+
+    def progress(self, flight: Flight, made: int, rates: Rates) -> int:
+        """Replace prediction by tokens made; returns how many are new."""
+        fresh = made - flight.made
+        if fresh <= 0:
+            return 0  # an old tick after a newer one
+        flight.made = made
+        load = self.loads[flight.incarnation]
+        load.context_tokens += fresh
+        if made > flight.predicted:
+            self._charge(flight, rates, flight.cached_tokens, made)
+            blocks = blocks_for(flight.input_tokens + made)
+            if blocks > flight.blocks:  # growth beyond the reserve draws on the preemption reserve
+                load.blocks += blocks - flight.blocks
+                flight.blocks = blocks
+        return fresh
+
+    def close(self, attempt: AttemptId, usage: Usage | None, rates: Rates) -> Flight:
+        """End a flight: free KV and settle service on usage, else on the tokens seen.
+
+        Without a first token and without usage nothing was served: the charge is refunded.
+        """
+        flight = self.flights.pop(attempt)
+        load = self.loads[flight.incarnation]
+        load.blocks -= flight.blocks
+        load.attempts -= 1
+        left = load.gaps[flight.gap_ns] - 1
+        if left:
+            load.gaps[flight.gap_ns] = left
+        else:
+            del load.gaps[flight.gap_ns]
+        if flight.streaming:
+            load.decodes -= 1
+            load.context_tokens -= flight.input_tokens + flight.made
+        else:
+            load.pending_prefill_ns -= flight.prefill_ns
+        if usage is not None:
+            self._charge(flight, rates, usage.cached_tokens, usage.output_tokens)
+        elif flight.streaming:
+            self._charge(flight, rates, flight.cached_tokens, flight.made)
+        else:
+            self._recharge(flight, 0)
+        return flight
+
+    def _charge(self, flight: Flight, rates: Rates, cached: int, output: int) -> None:
+        service = rates.service(flight.input_tokens - cached, cached, output)
+        self._recharge(flight, share(service, flight.weight))
+        flight.predicted = output
+
+    def _recharge(self, flight: Flight, amount: int) -> None:
+        values = self.counters[flight.model].values
+        values[flight.tenant] += amount - flight.charged
+        flight.charged = amount

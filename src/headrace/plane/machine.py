@@ -1,0 +1,181 @@
+"""State, resolved configuration and the effects of the event at hand: what the steps work on."""
+
+from collections import defaultdict
+
+from headrace.model.decision import Reason
+from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
+from headrace.model.effect import Concluded, Effect
+from headrace.model.engine import Usage
+from headrace.model.ids import ClassName, DecisionId, ModelName, PoolName, TenantId
+from headrace.model.meter import NO_STREAM, StreamTiming
+from headrace.model.slo import Moments, Outcome, indicators, misses
+from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
+from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.fairness.vtc import Rates
+from headrace.units import InstantNs, WorkNs
+
+
+class Resolved:
+    """The configuration as the steps look things up in it; derived, never frozen."""
+
+    def __init__(self, config: PlaneConfig) -> None:
+        """Index the configuration by name."""
+        self.config = config
+        self.order = config.ordering
+        self.models: dict[str, ModelSpec] = {}
+        for model in config.models:
+            for name in (model.name, *model.aliases):
+                self.models[name] = model
+        self.classes = {ClassName(spec.name): spec for spec in config.classes}
+        self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
+        window = config.window
+        self.pools = {
+            PoolName(spec.name): pool_facts(spec, window.prefill_ms, window.kv_reserve)
+            for spec in config.pools
+        }
+        by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)
+        for facts in self.pools.values():
+            by_model[ModelName(facts.spec.model)].append(facts)
+        self.pools_of = dict(by_model)
+        self.rates: dict[ModelName, Rates] = {
+            model: config.fairness.rates(pools[0].spec.profile)
+            for model, pools in self.pools_of.items()
+        }
+        self.stale_after_ns = config.stale_after_ns()
+
+    def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
+        """Return the class asked for, else the tenant's default, else the first configured."""
+        if asked is not None:
+            return asked
+        if tenant is not None and tenant.classes:
+            return ClassName(tenant.classes[0])
+        return ClassName(self.config.classes[0].name)
+
+    def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
+        """Return the first pool of a model that serves a class: the one demand is predicted on."""
+        for facts in self.pools_of.get(model, ()):
+            if serves(facts, slo_class):
+                return facts
+        return None
+
+    def sharing(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
+        """Return the classes that can go nowhere if this one cannot: served by its pools only."""
+        mine = [facts for facts in self.pools_of[model] if serves(facts, slo_class)]
+        return frozenset(
+            name
+            for name in self.classes
+            if all(facts in mine for facts in self.pools_of[model] if serves(facts, name))
+        )
+
+
+class Machine:
+    """One plane's state and what the present event makes it want."""
+
+    def __init__(self, state: PlaneState) -> None:
+        """Take over a state, fresh or thawed."""
+        self.state = state
+        self.out: list[Effect] = []
+        self.resolved: Resolved | None = None
+        self.prefixes: dict[ModelName, PrefixIndex] = {}
+        if state.config:
+            self.configure(state.config)
+
+    def configure(self, content: bytes) -> None:
+        """Resolve a configuration; models it adds start empty."""
+        self.resolved = Resolved(decode(content))
+        for model in self.resolved.config.models:
+            name = ModelName(model.name)
+            known = self.state.models.get(name)
+            if known is None:
+                known = self.state.models[name] = ModelState()
+                pools = self.resolved.pools_of.get(name)
+                known.rate.start(pools[0].spec.work_rate if pools else 1.0)
+            self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
+
+    @property
+    def settings(self) -> Resolved:
+        """The resolved configuration; an event before the first `ConfigChanged` is a bug."""
+        assert self.resolved is not None, "the first event must be ConfigChanged"
+        return self.resolved
+
+    def ignore(self, kind: str) -> None:
+        """Count an event that has no effect."""
+        self.state.ignored[kind] = self.state.ignored.get(kind, 0) + 1
+
+    def next_decision(self) -> DecisionId:
+        """Return a fresh decision id."""
+        self.state.decisions += 1
+        return DecisionId(self.state.decisions)
+
+    def spec_of(self, live: Live) -> ClassSpec:
+        """Return the class a live request belongs to."""
+        return self.settings.classes[live.slo_class]
+
+    def conclude(
+        self,
+        live: Live,
+        now: InstantNs,
+        outcome: Outcome,
+        *,
+        reason: Reason | None = None,
+        usage: Usage | None = None,
+        timing: StreamTiming = NO_STREAM,
+    ) -> None:
+        """End an admitted request: settle its quota, learn its length, write its row.
+
+        Its flight, if it had one, was closed before, and it waits in no queue.
+        """
+        live.advance(Phase.ENDED)
+        request, state = live.request, self.state
+        del state.live[request.id]
+        state.ledger.settle(request.id, _billed(usage, timing, request.input_tokens))
+        if outcome is Outcome.SUCCESS and usage is not None:
+            prediction = self.settings.config.prediction
+            groups = prediction.groups_of(
+                request.tenant, live.slo_class, live.model, request.input_tokens
+            )
+            prediction.learn(state.outputs, groups, usage.output_tokens)
+        moments = Moments(
+            arrived_at=live.entry.arrived_at,
+            decided_at=live.entry.arrived_at,
+            dispatched_at=live.dispatched_at,
+            ended_at=now,
+            first_decode_ns=live.first_ns,
+        )
+        seen = indicators(moments, timing)
+        row = Concluded(
+            request=request.id,
+            tenant=request.tenant,
+            slo_class=live.slo_class,
+            model=live.model,
+            entry=live.entry,
+            admitted=True,
+            reason=reason,
+            outcome=outcome,
+            bounds=live.bounds,
+            replica=live.replica,
+            usage=usage,
+            indicators=seen,
+            timing=timing if seen is not None else None,
+            missed=misses(seen, live.bounds) if seen is not None else (),
+            work_ns=self._served_work(live, usage),
+            ended_at=now,
+        )
+        self.out.append(row)
+        state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
+
+    def _served_work(self, live: Live, usage: Usage | None) -> WorkNs:
+        """Return the work of what the engine says it did, as if nothing were cached."""
+        if usage is None:
+            return WorkNs(0)
+        facts = self.settings.pool_for(live.model, live.slo_class)
+        assert facts is not None, "an admitted request has a pool"
+        return facts.spec.profile.work_ns(usage.input_tokens, 0, usage.output_tokens)
+
+
+def _billed(usage: Usage | None, timing: StreamTiming, given: int) -> int:
+    """Return the tokens to settle quota on: the engine's count, else what was seen."""
+    if usage is not None:
+        return usage.input_tokens + usage.output_tokens
+    return given + timing.tokens if timing.tokens else 0

@@ -1,0 +1,106 @@
+"""All state of a plane: plain data, so that it can be frozen, thawed and compared."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from headrace.model.demand import Demand
+from headrace.model.effect import Entry
+from headrace.model.ids import (
+    AttemptId,
+    ClassName,
+    DecisionId,
+    ModelName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
+from headrace.model.request import Request
+from headrace.model.slo import Bounds
+from headrace.plane.accounts import Accounts
+from headrace.plane.fleet import Fleet
+from headrace.plane.ledger import Ledger
+from headrace.plane.queues import Backlog
+from headrace.plane.rate import Rate
+from headrace.policy.predict.output import OutputState
+from headrace.units import DurationNs, InstantNs
+
+
+class Phase(StrEnum):
+    """Where an admitted request stands. It leaves the plane when it ends."""
+
+    QUEUED = "queued"
+    DISPATCHED = "dispatched"
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+MOVES: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.DISPATCHED, Phase.ENDED}),
+    Phase.DISPATCHED: frozenset({Phase.STREAMING, Phase.ENDED}),
+    Phase.STREAMING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""The legal moves. A queued request may end (expired, evicted, left); a sent one cannot go back."""
+
+
+class Live(Struct):
+    """One admitted request that has not ended."""
+
+    request: Request
+    model: ModelName
+    """Canonical."""
+    slo_class: ClassName
+    demand: Demand
+    bounds: Bounds
+    entry: Entry
+    decision: DecisionId
+    revision: int
+    """The policy revision it began with and ends under (ADM-6)."""
+    deadline: InstantNs
+    """Absolute first-token deadline."""
+    key: int
+    """Its place within its tenant's queue."""
+    first_ns: DurationNs
+    """Predicted first decode step."""
+    phase: Phase = Phase.QUEUED
+    late: bool = False
+    """Relegated within its tenant."""
+    attempt: AttemptId | None = None
+    replica: ReplicaName | None = None
+    dispatched_at: InstantNs = InstantNs(0)
+
+    def advance(self, phase: Phase) -> None:
+        """Move on; an illegal move is a bug and changes nothing."""
+        assert phase in MOVES[self.phase], f"{self.request.id}: {self.phase} to {phase}"
+        self.phase = phase
+
+
+class ModelState(Struct):
+    """What belongs to one model."""
+
+    backlog: Backlog = Backlog()
+    fleet: Fleet = Fleet()
+    rate: Rate = Rate()
+    stuck: tuple[int, int] = (-1, -1)
+    """(request, fleet version) of the last turn that found no open replica."""
+
+
+class PlaneState(Struct):
+    """Everything a plane knows."""
+
+    config: bytes = b""
+    revision: int = 0
+    now: InstantNs = InstantNs(0)
+    attempts: int = 0
+    decisions: int = 0
+    live: dict[RequestId, Live] = {}
+    models: dict[ModelName, ModelState] = {}
+    ledger: Ledger = Ledger()
+    outputs: OutputState = OutputState()
+    accounts: Accounts = Accounts()
+    ignored: dict[str, int] = {}
+    """Late, duplicate and unknown events by kind: expected, counted, without effect."""
+
+
+__all__ = ["MOVES", "Live", "ModelState", "Phase", "PlaneState", "TenantId"]

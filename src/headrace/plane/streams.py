@@ -1,0 +1,210 @@
+"""What happens to a request that was sent: first token, progress, its end, or its replica's."""
+
+from headrace.model.decision import Reason
+from headrace.model.effect import Cancel, Fail
+from headrace.model.engine import Snapshot, Usage
+from headrace.model.event import Ended, ProgressTick, ReplicaDown, ReplicaUp, Restarted
+from headrace.model.ids import AttemptId, ModelName, ReplicaName, RequestId, TenantId
+from headrace.model.profile import Profile
+from headrace.model.slo import Outcome
+from headrace.plane import dispatch
+from headrace.plane.machine import Machine
+from headrace.plane.state import Live, ModelState, Phase
+from headrace.units import InstantNs
+
+
+def first_token(m: Machine, attempt: AttemptId, now: InstantNs) -> None:
+    """An attempt's prefill is over: its window opens, its tokens begin to count."""
+    flight = m.state.ledger.flights.get(attempt)
+    if flight is None or flight.streaming:
+        m.ignore("first_token")
+        return
+    live = m.state.live[flight.request]
+    live.advance(Phase.STREAMING)
+    m.state.ledger.first_token(attempt)
+    known = m.state.models[live.model]
+    uncached = flight.input_tokens - flight.cached_tokens
+    profile = _profile(m, known, live)
+    known.rate.fresh_ns += profile.work_ns(uncached, flight.cached_tokens, 0)
+    _changed(m, known, live)
+    dispatch.run(m, live.model, known, now)
+
+
+def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
+    """Replace predictions by tokens made; learn the rate at which work is completed."""
+    ledger, state = m.state.ledger, m.state
+    grown: dict[tuple[ModelName, TenantId], None] = {}
+    for attempt, made in tick.moved:
+        flight = ledger.flights.get(attempt)
+        if flight is None or not flight.streaming:
+            m.ignore("tick")
+            continue
+        before = flight.charged
+        fresh = ledger.progress(flight, made, m.settings.rates[flight.model])
+        if fresh > 0:
+            known, live = state.models[flight.model], state.live[flight.request]
+            context = flight.input_tokens + made
+            known.rate.fresh_ns += fresh * _profile(m, known, live).token_ns(context)
+        if flight.charged != before:
+            grown[flight.model, flight.tenant] = None
+    for model, tenant in grown:
+        if tenant in state.models[model].backlog.tenants:
+            dispatch.relist(m, model, state.models[model], tenant, now)
+    for known in state.models.values():
+        replicas = len(known.fleet.replicas)
+        known.rate.tick(now, replicas, waiting=bool(known.backlog.size))
+
+
+def ended(m: Machine, event: Ended, now: InstantNs) -> None:
+    """An attempt is over: settle, conclude, and let the next one in."""
+    flight = m.state.ledger.flights.get(event.attempt)
+    if flight is None:
+        m.ignore("ended")  # cancelled, lost with its replica, or told twice
+        return
+    live = m.state.live[flight.request]
+    known = m.state.models[live.model]
+    if event.timing.tokens and not flight.streaming:
+        live.advance(Phase.STREAMING)  # its first token was not told apart
+    _close(m, known, live, event.usage)
+    reason = Reason.UPSTREAM_ERROR if event.outcome is Outcome.ERROR else None
+    if reason is not None:
+        m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+    m.conclude(live, now, event.outcome, reason=reason, usage=event.usage, timing=event.timing)
+    dispatch.run(m, live.model, known, now)
+
+
+def caller_left(m: Machine, request: RequestId, now: InstantNs) -> None:
+    """Nobody waits for this answer: free what it holds, in whatever phase it is."""
+    live = m.state.live.get(request)
+    if live is None:
+        m.ignore("left")
+        return
+    known = m.state.models[live.model]
+    if live.phase is Phase.QUEUED:
+        dispatch.leave(m, live, known, now)
+    else:
+        _cancel(m, known, live)
+        _close(m, known, live, None)
+    m.conclude(live, now, Outcome.CLIENT_CANCEL)
+    dispatch.run(m, live.model, known, now)
+
+
+def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:
+    """A replica is ready. The same name with another incarnation replaces the old one."""
+    facts = m.settings.pools.get(event.pool)
+    if facts is None:
+        m.ignore("up")
+        return
+    model = ModelName(facts.spec.model)
+    known = m.state.models[model]
+    present = known.fleet.replicas.get(event.replica)
+    if present is not None:
+        if present.incarnation >= event.incarnation:
+            m.ignore("up")
+            return
+        _lose(m, model, known, event.replica, now)
+    m.state.ledger.open_load(event.incarnation)
+    known.fleet.join(event.replica, event.incarnation, event.pool)
+    dispatch.run(m, model, known, now)
+
+
+def replica_down(m: Machine, event: ReplicaDown, now: InstantNs) -> None:
+    """A replica is gone with all it held; an old incarnation's farewell means nothing."""
+    for model, known in m.state.models.items():
+        present = known.fleet.replicas.get(event.replica)
+        if present is not None and present.incarnation == event.incarnation:
+            _lose(m, model, known, event.replica, now)
+            dispatch.run(m, model, known, now)
+            return
+    m.ignore("down")
+
+
+def reported(m: Machine, snapshot: Snapshot) -> None:
+    """Keep a replica's newest report; late, duplicate and strangers' ones change nothing."""
+    for known in m.state.models.values():
+        replica = known.fleet.replicas.get(snapshot.replica)
+        if replica is None or replica.incarnation != snapshot.incarnation:
+            continue
+        last = replica.snapshot
+        if last is not None and last.observed_at >= snapshot.observed_at:
+            break
+        replica.snapshot = snapshot
+        return
+    m.ignore("report")
+
+
+def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
+    """The driver came back from a checkpoint: no stream survived; books and lessons did."""
+    state = m.state
+    for live in list(state.live.values()):
+        known = state.models[live.model]
+        if live.phase is Phase.QUEUED:
+            dispatch.leave(m, live, known, now)
+        else:
+            _close(m, known, live, None)
+        m.conclude(live, now, Outcome.ERROR, reason=Reason.RESTARTED)
+    for model, known in state.models.items():
+        for name in list(known.fleet.replicas):
+            _remove(m, model, known, name)
+    state.attempts = event.epoch << 40
+
+
+def _lose(
+    m: Machine, model: ModelName, known: ModelState, name: ReplicaName, now: InstantNs
+) -> None:
+    """End every attempt of a replica and its books."""
+    incarnation = known.fleet.replicas[name].incarnation
+    flights = m.state.ledger.flights
+    for flight in [f for f in flights.values() if f.incarnation == incarnation]:
+        live = m.state.live[flight.request]
+        _close(m, known, live, None)
+        m.out.append(
+            Fail(request=live.request.id, decision=live.decision, reason=Reason.REPLICA_LOST)
+        )
+        m.conclude(live, now, Outcome.ERROR, reason=Reason.REPLICA_LOST)
+    _remove(m, model, known, name)
+
+
+def _remove(m: Machine, model: ModelName, known: ModelState, name: ReplicaName) -> None:
+    replica = known.fleet.leave(name)
+    m.prefixes[model].forget(replica)
+    m.state.ledger.close_load(replica.incarnation)
+
+
+def _cancel(m: Machine, known: ModelState, live: Live) -> None:
+    assert live.attempt is not None
+    assert live.replica is not None
+    m.out.append(
+        Cancel(
+            attempt=live.attempt,
+            replica=live.replica,
+            incarnation=known.fleet.replicas[live.replica].incarnation,
+        )
+    )
+
+
+def _close(m: Machine, known: ModelState, live: Live, usage: Usage | None) -> None:
+    """Close a live request's flight and relist its tenant, whose counter it may have moved."""
+    assert live.attempt is not None
+    ledger, rates = m.state.ledger, m.settings.rates[live.model]
+    ledger.close(live.attempt, usage, rates)
+    _changed(m, known, live)
+    tenant = live.request.tenant
+    if tenant in known.backlog.tenants:
+        counter = ledger.counter(live.model, tenant)
+        known.backlog.refresh(m.settings.order, tenant, counter, m.state.now)
+
+
+def _profile(m: Machine, known: ModelState, live: Live) -> Profile:
+    """Return the profile of the replica that serves a request."""
+    assert live.replica is not None
+    return m.settings.pools[known.fleet.replicas[live.replica].pool].spec.profile
+
+
+def _changed(m: Machine, known: ModelState, live: Live) -> None:
+    """A replica's load fell: rank it anew and let waiting work try again."""
+    assert live.replica is not None
+    replica = known.fleet.replicas[live.replica]
+    load = m.state.ledger.loads[replica.incarnation]
+    known.fleet.rerank(replica, load, m.settings.pools[replica.pool])
+    known.fleet.version += 1

@@ -1,0 +1,1 @@
+"""May it enter? Four gates over frozen evidence."""

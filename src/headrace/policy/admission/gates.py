@@ -1,0 +1,249 @@
+"""May this request enter?
+
+Four gates look at frozen evidence: contract, budget, memory, deadline (ADM-1). The caller's own
+faults are looked at first, because they are cheap and set the status when several gates fail. Knows
+nothing of queues or replicas but what the evidence says.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
+from headrace.model.evidence import EntryEvidence, ReplicaView
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
+
+
+class GateMode(StrEnum):
+    """Whether the gates of our own capacity (memory, deadline) refuse, or only record."""
+
+    ENFORCE = "enforce"
+    AUDIT = "audit"
+
+
+class Wait(StrEnum):
+    """Which queue the deadline gate believes in."""
+
+    FAIR = "fair"
+    """The wait the fair queue will give: own share of the backlog."""
+    FIFO = "fifo"
+    """The whole backlog; refuses conforming tenants because of a hog. For comparison."""
+
+
+class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The four gates and their margins."""
+
+    mode: GateMode = GateMode.ENFORCE
+    wait: Wait = Wait.FAIR
+    margin_ms: Annotated[float, Meta(ge=0, le=60_000)] = 50.0
+    """Taken off each slack. 50: a few decode steps of a full batch."""
+    wait_margin: Annotated[float, Meta(ge=0, le=4)] = 0.25
+    """Share of the predicted wait and prefill added as uncertainty. 0.25: what a measured rate
+    drifts within a first-token bound."""
+    revision: str = "gates-1"
+
+    def decide(self, evidence: EntryEvidence) -> Decision:
+        """Return the decision with every verdict reached, its numbers and the slack (ADM-1..3)."""
+        verdicts: list[Verdict] = [contract(evidence)]
+        if verdicts[0].reason is None:
+            verdicts.append(budget(evidence))
+        wait = predicted_wait(evidence, self.wait)
+        slack = self._slack(evidence, wait)
+        if verdicts[-1].reason is None:
+            verdicts += [memory(evidence), self._deadline(evidence, slack)]
+        refused = next((v for v in verdicts if v.reason is not None and self._counts(v)), None)
+        if refused is None:
+            return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts))
+        assert refused.reason is not None
+        return Reject(
+            reason=refused.reason,
+            gate=refused.gate,
+            slack_ns=slack,
+            retry_after_ns=retry_after(refused.reason, evidence, slack),
+            verdicts=tuple(verdicts),
+        )
+
+    def _counts(self, verdict: Verdict) -> bool:
+        """In audit mode only what cannot be served at all is refused by our own gates."""
+        if self.mode is GateMode.ENFORCE:
+            return True
+        ours = verdict.gate is Gate.DEADLINE
+        return not ours or verdict.reason is Reason.NO_READY_REPLICA
+
+    def _slack(self, evidence: EntryEvidence, wait: DurationNs) -> int:
+        """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
+        view = nearest(evidence)
+        prefill = view.prefill_ns if view is not None else evidence.demand.prefill_ns
+        uncertain = int((wait + prefill) * self.wait_margin)
+        margin = round(self.margin_ms * NS_PER_MS) + uncertain + evidence.input_margin_ns
+        bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
+        return bound - evidence.route_ns - wait - prefill - evidence.first_ns - margin
+
+    def _deadline(self, evidence: EntryEvidence, slack: int) -> Verdict:
+        """Return whether first token and gaps would hold, for it and for those running."""
+        if not evidence.ready:
+            return Verdict(gate=Gate.DEADLINE, reason=Reason.NO_READY_REPLICA)
+        bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
+        if self._budget_for_queue(evidence, bound) < 0:
+            return Verdict(
+                gate=Gate.DEADLINE,
+                reason=Reason.DEADLINE_IMPOSSIBLE,
+                measured=bound - self._budget_for_queue(evidence, bound),
+                threshold=bound,
+            )
+        if slack < 0:
+            return Verdict(
+                gate=Gate.DEADLINE,
+                reason=Reason.DEADLINE_QUEUE,
+                measured=bound - slack,
+                threshold=bound,
+            )
+        harmed = gap_bound_broken(evidence)
+        if harmed is not None:
+            return harmed
+        return Verdict(gate=Gate.DEADLINE, reason=None, measured=bound - slack, threshold=bound)
+
+    def _budget_for_queue(self, evidence: EntryEvidence, bound: int) -> int:
+        """Return B_queue = D - T_route - T_prefill - T_first - margin of an empty system (ADM-2).
+
+        Below zero not even an empty system could meet the bound: refuse at once.
+        """
+        margin = round(self.margin_ms * NS_PER_MS) + evidence.input_margin_ns
+        alone = evidence.demand.prefill_ns
+        return bound - evidence.route_ns - alone - evidence.first_ns - margin
+
+
+_NO_BOUND = 86_400 * NS_PER_S
+
+
+def contract(evidence: EntryEvidence) -> Verdict:
+    """Return whether the caller may ask for this at all."""
+    facts, given = evidence.contract, evidence.demand.input_tokens
+    asked = evidence.max_output or 0
+    checks: tuple[tuple[bool, Reason, int, int], ...] = (
+        (facts.tenant_known, Reason.TENANT_UNKNOWN, 0, 0),
+        (facts.model_known, Reason.MODEL_UNKNOWN, 0, 0),
+        (facts.model_allowed, Reason.MODEL_NOT_ALLOWED, 0, 0),
+        (facts.class_allowed, Reason.CLASS_NOT_ALLOWED, 0, 0),
+        (given > 0, Reason.INPUT_EMPTY, given, 1),
+        (asked <= facts.output_limit, Reason.OUTPUT_TOO_LONG, asked, facts.output_limit),
+        (
+            given + max(1, asked) <= facts.context_limit,
+            Reason.CONTEXT_TOO_LONG,
+            given + max(1, asked),
+            facts.context_limit,
+        ),
+        (
+            evidence.fan_out <= facts.fan_out_limit,
+            Reason.FAN_OUT_UNSUPPORTED,
+            evidence.fan_out,
+            facts.fan_out_limit,
+        ),
+    )
+    for holds, reason, measured, threshold in checks:
+        if not holds:
+            return Verdict(
+                gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold
+            )
+    return _CONTRACT_KEPT
+
+
+_CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
+
+
+def budget(evidence: EntryEvidence) -> Verdict:
+    """Return whether the tenant's own limits allow it: rate, tokens, concurrency, queue."""
+    facts = evidence.budget
+    need, limit = facts.tokens_needed, facts.tokens_limit
+    if facts.parallel_left is not None and facts.parallel_left < 1:
+        return _over(Reason.CONCURRENCY, 1, facts.parallel_left)
+    if facts.requests_left is not None and facts.requests_left < 1:
+        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
+    if limit is not None and need > limit:
+        return _over(Reason.TOKEN_LIMIT, need, limit)
+    if facts.tokens_left is not None and need > facts.tokens_left:
+        return _over(Reason.TOKEN_RATE, need, facts.tokens_left)
+    if evidence.own_queued >= evidence.own_queue_bound:
+        return _over(Reason.TENANT_QUEUE_FULL, evidence.own_queued + 1, evidence.own_queue_bound)
+    left = need if facts.tokens_left is None else facts.tokens_left
+    return Verdict(gate=Gate.BUDGET, reason=None, measured=need, threshold=left)
+
+
+def _over(reason: Reason, measured: int, threshold: int) -> Verdict:
+    return Verdict(gate=Gate.BUDGET, reason=reason, measured=measured, threshold=threshold)
+
+
+def memory(evidence: EntryEvidence) -> Verdict:
+    """Return whether prompt plus reserved output fit the block pool of some replica at all.
+
+    A pool that is full now makes it wait, not fail; the dispatch window holds it back until its
+    blocks are free.
+    """
+    need, room = evidence.demand.kv_blocks, evidence.blocks_largest
+    fits = need <= room or not evidence.ready
+    reason = None if fits else Reason.KV_TOO_LARGE
+    return Verdict(gate=Gate.MEMORY, reason=reason, measured=need, threshold=room)
+
+
+def predicted_wait(evidence: EntryEvidence, kind: Wait) -> DurationNs:
+    """Return the wait that the queue will give this request (design: fair wait).
+
+    Prefill in flight at the nearest replica, plus min(backlog, own work ahead * backlogged weights
+    / own weight) at the fleet's measured work rate. Gating on the whole backlog would refuse
+    conforming tenants because of a hog.
+    """
+    facts, view = evidence.wait, nearest(evidence)
+    pending = view.pending_prefill_ns if view is not None else 0
+    if not facts.rate_micro:
+        return DurationNs(pending)
+    ahead: int = facts.backlog_ns
+    if kind is Wait.FAIR:
+        ahead = min(ahead, facts.own_ahead_ns * facts.weights // facts.own_weight)
+    return DurationNs(pending + time_for(ahead, facts.rate_micro))
+
+
+def gap_bound_broken(evidence: EntryEvidence) -> Verdict | None:
+    """Return a refusal if on every candidate the newcomer's step breaks a gap bound (ADM-1)."""
+    worst: Verdict | None = None
+    for view in evidence.replicas:
+        bound = _tightest(view, evidence.gap_ns)
+        if view.step_ns <= bound or not (view.decodes or view.pending_prefill_ns):
+            return None
+        worst = Verdict(
+            gate=Gate.DEADLINE, reason=Reason.GAP_BOUND, measured=view.step_ns, threshold=bound
+        )
+    return worst
+
+
+def _tightest(view: ReplicaView, own: int) -> int:
+    return own if view.tightest_gap_ns is None else min(own, view.tightest_gap_ns)
+
+
+def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> DurationNs | None:
+    """Return when repeating can succeed, honestly; None where it cannot (RET-1).
+
+    A full bucket refills; a queue drains at least by what was missing. Never shortened.
+    """
+    match reason:
+        case Reason.TOKEN_RATE:
+            return evidence.budget.tokens_wait_ns
+        case Reason.REQUEST_RATE:
+            return evidence.budget.requests_wait_ns
+        case Reason.CONCURRENCY | Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
+            return DurationNs(max(NS_PER_S, predicted_wait(evidence, Wait.FAIR)))
+        case Reason.DEADLINE_QUEUE:
+            return DurationNs(max(NS_PER_S, -slack))
+        case Reason.GAP_BOUND:
+            return DurationNs(NS_PER_S)
+        case _:
+            return None
+
+
+def nearest(evidence: EntryEvidence) -> ReplicaView | None:
+    """Return the candidate with the least time to a first token: pending prefill plus own."""
+    return min(
+        evidence.replicas,
+        key=lambda view: (view.pending_prefill_ns + view.prefill_ns, view.replica),
+        default=None,
+    )

@@ -1,0 +1,88 @@
+"""Configuration struct to policy: the one place that knows which policies exist.
+
+The unions are the registry; an unknown kind is refused when the configuration is read. The same
+canonical bytes that start a journal rebuild every policy, so a decision is recomputed by the code
+that made it.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headrace.model.deployment import (
+    DEFAULT_CLASSES,
+    ClassSpec,
+    ModelSpec,
+    PoolSpec,
+    TenantSpec,
+)
+from headrace.model.slo import Sla, Slo
+from headrace.policy.admission.gates import Gates
+from headrace.policy.fairness.vtc import Vtc
+from headrace.policy.ordering.orders import Ordering, TenantFirst
+from headrace.policy.predict.output import OutputPrediction
+from headrace.policy.routing.seconds import Seconds
+from headrace.units import DurationNs, ms
+
+
+class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a replica is handed before it shows a first token, and what is held back of it."""
+
+    prefill_ms: Annotated[float, Meta(gt=0, le=60_000)] = 150.0
+    """Predicted prefill in flight. 150: two steps, or a report period plus a round trip; more would
+    sink the order into the engine's own queue."""
+    kv_reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
+    """Share of the KV pool kept for growth beyond the predicted p90."""
+    route_ms: Annotated[float, Meta(ge=0, le=1_000)] = 2.0
+    """p99 of what the gateway itself adds before dispatch."""
+
+
+class Reports(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How replicas tell of themselves."""
+
+    poll_ms: Annotated[float, Meta(gt=0, le=600_000)] = 1_000.0
+    """Period of the scrape."""
+    stale_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 5_000.0
+    """Age beyond which a report counts as unknown; never below the period."""
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that every report would exceed."""
+        if self.stale_ms < self.poll_ms:
+            raise ValueError(f"stale_ms {self.stale_ms} is below poll_ms {self.poll_ms}")
+
+
+class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the plane decides by. Its canonical bytes are the first event of a journal."""
+
+    models: Annotated[tuple[ModelSpec, ...], Meta(min_length=1, max_length=1_000)]
+    pools: Annotated[tuple[PoolSpec, ...], Meta(min_length=1, max_length=10_000)]
+    tenants: Annotated[tuple[TenantSpec, ...], Meta(min_length=1, max_length=1_000_000)]
+    classes: Annotated[tuple[ClassSpec, ...], Meta(min_length=1, max_length=100)] = DEFAULT_CLASSES
+    slos: tuple[Slo, ...] = ()
+    slas: tuple[Sla, ...] = ()
+    admission: Gates = Gates()
+    ordering: Ordering = TenantFirst()
+    fairness: Vtc = Vtc()
+    routing: Seconds = Seconds()
+    prediction: OutputPrediction = OutputPrediction()
+    window: Window = Window()
+    reports: Reports = Reports()
+
+    def stale_after_ns(self) -> DurationNs:
+        """Return the age beyond which a report is unknown."""
+        return ms(self.reports.stale_ms)
+
+
+_ENCODER = msgspec.json.Encoder(order="sorted")
+_DECODER = msgspec.json.Decoder(PlaneConfig)
+
+
+def canonical(config: PlaneConfig) -> bytes:
+    """Return the configuration's canonical bytes: equal configurations, equal bytes."""
+    return _ENCODER.encode(config)
+
+
+def decode(content: bytes) -> PlaneConfig:
+    """Return the configuration of canonical bytes; raises `msgspec.ValidationError`."""
+    return _DECODER.decode(content)

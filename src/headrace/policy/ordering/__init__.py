@@ -1,0 +1,1 @@
+"""Which request goes first, within a tenant and between tenants?"""

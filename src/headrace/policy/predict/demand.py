@@ -1,0 +1,54 @@
+"""What will one request cost?
+
+Turns a request, a hardware profile and an output forecast into the one `Demand` that every decider
+reads. Decides nothing.
+"""
+
+from headrace.model.demand import Demand
+from headrace.model.deployment import ModelSpec, PoolSpec
+from headrace.model.request import Request
+from headrace.policy.predict.output import REVISION
+from headrace.units import NS_PER_S, Bytes, DurationNs, Tokens, WorkNs, blocks_for
+
+
+def output_limit(request: Request, model: ModelSpec) -> Tokens:
+    """Return the most output tokens this request may make: its own cap, the model's, the context's."""
+    room = model.context_limit - request.input_tokens
+    asked = model.output_limit if request.max_output is None else request.max_output
+    return Tokens(max(1, min(asked, model.output_limit, room)))
+
+
+def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[int, int]) -> Demand:
+    """Return a request's demand on one pool (DEM-1, DEM-2).
+
+    `forecast` is the predicted (p50, p90) output; the caller's own limit caps both. Work is as if
+    nothing were cached: prefix credit belongs to routing. Residency counts prefill and p50 decode
+    steps at the profile's operating batch.
+    """
+    profile, given = pool.profile, request.input_tokens
+    limit = output_limit(request, model)
+    p50, p90 = min(forecast[0], limit), min(forecast[1], limit)
+    prefill = profile.prefill_ns(given, 0, 0, 0, profile.token_budget)
+    batch = profile.reference_batch
+    step = profile.decode_step_ns(batch, batch * profile.reference_context)
+    residency = prefill + p50 * step
+    kv_bytes = (given + p90) * profile.kv_bytes_per_token * request.fan_out
+    return Demand(
+        input_tokens=given,
+        cached_tokens=Tokens(0),
+        output_p50=Tokens(p50),
+        output_p90=Tokens(p90),
+        prefill_ns=prefill,
+        work_p50_ns=WorkNs(profile.work_ns(given, 0, p50) * request.fan_out),
+        work_p90_ns=WorkNs(profile.work_ns(given, 0, p90) * request.fan_out),
+        kv_blocks=blocks_for((given + p90) * request.fan_out),
+        kv_bytes=Bytes(kv_bytes),
+        kv_byte_seconds=kv_bytes * residency // NS_PER_S,
+        residency_ns=DurationNs(residency),
+        fan_out=request.fan_out,
+        input_revision="estimate" if request.input_margin else "given",
+        output_revision=REVISION,
+        profile_revision=profile.name,
+        model_revision=pool.revision,
+        quantization=model.quantization,
+    )

@@ -1,0 +1,79 @@
+"""How many tokens will the answer have?
+
+Learns the output length of (tenant, class, model, prompt bucket) online as quantiles of a sliding
+window and falls back to coarser groups until a group has seen enough (DEM-4). Knows nothing of the
+request's true length before it ends.
+"""
+
+from bisect import bisect_left, insort
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+REVISION = "window-1"
+
+
+class OutputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sliding-window quantiles with fallback to coarser groups."""
+
+    window: Annotated[int, Meta(ge=8, le=4_096)] = 128
+    """Ended requests a group remembers. 128: a p90 with a dozen samples above it."""
+    enough: Annotated[int, Meta(ge=1, le=4_096)] = 16
+    """Samples before a group is believed; below it the next coarser one answers."""
+    groups: Annotated[int, Meta(ge=16, le=1_000_000)] = 20_000
+    """Groups kept; beyond, the one longest without a sample is forgotten."""
+    prior_p50: Annotated[int, Meta(ge=1, le=1_000_000)] = 200
+    """Output tokens assumed before anything is known. 200: a chat answer."""
+    prior_p90: Annotated[int, Meta(ge=1, le=1_000_000)] = 480
+
+    def groups_of(self, tenant: str, slo_class: str, model: str, prompt: int) -> tuple[str, ...]:
+        """Return a request's groups, finest first; prompts are bucketed by powers of two."""
+        by_class = f"{model}|{slo_class}"
+        by_tenant = f"{by_class}|{tenant}"
+        return f"{by_tenant}|{prompt.bit_length()}", by_tenant, by_class, model
+
+    def predict(self, state: "OutputState", groups: tuple[str, ...]) -> tuple[int, int]:
+        """Return (p50, p90) of the finest group that has seen enough, else the prior."""
+        for group in groups:
+            seen = state.windows.get(group)
+            if seen is not None and len(seen.ordered) >= self.enough:
+                ordered = seen.ordered
+                count = len(ordered)
+                return ordered[count // 2], ordered[count * 9 // 10]
+        return self.prior_p50, self.prior_p90
+
+    def learn(self, state: "OutputState", groups: tuple[str, ...], tokens: int) -> None:
+        """Add one ended answer's length to each of its groups."""
+        windows = state.windows
+        for group in groups:
+            seen = windows.pop(group, None) or Window()
+            windows[group] = seen  # most recently taught last
+            seen.add(tokens, self.window)
+        while len(windows) > self.groups:
+            del windows[next(iter(windows))]
+
+
+class Window(Struct):
+    """The last answers of one group, in order of arrival and of size."""
+
+    recent: list[int] = []
+    ordered: list[int] = []
+    oldest: int = 0
+    """Where in `recent` the next one is overwritten."""
+
+    def add(self, tokens: int, size: int) -> None:
+        """Remember one length, forgetting the oldest beyond `size`."""
+        if len(self.recent) < size:
+            self.recent.append(tokens)
+        else:
+            gone = self.recent[self.oldest]
+            del self.ordered[bisect_left(self.ordered, gone)]
+            self.recent[self.oldest] = tokens
+            self.oldest = (self.oldest + 1) % size
+        insort(self.ordered, tokens)
+
+
+class OutputState(Struct):
+    """All groups, the one longest untaught first."""
+
+    windows: dict[str, Window] = {}

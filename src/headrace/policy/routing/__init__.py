@@ -1,0 +1,1 @@
+"""Which replica? One cost in seconds."""

@@ -1,0 +1,79 @@
+"""Which replica serves this request at the least cost in time?
+
+cost = predicted queue work + interference of its running decodes + KV pressure + staleness - prefill
+time saved by its cached prefix, all in ns (ROUTE-1). A replica is only eligible while its dispatch
+window is open. Knows no tenants and no order: whose turn it is was decided before.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.model.decision import Placement, RouteTerms
+from headrace.model.evidence import ReplicaView, RouteEvidence
+from headrace.units import NS_PER_MS
+
+
+class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Predicted seconds; the smallest wins, ties go to who was used longest ago."""
+
+    prefix_reliability: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    """Share of the expected prefix credit that counts. 0.9: caches evict unseen."""
+    stale_ms: Annotated[float, Meta(ge=0, le=60_000)] = 500.0
+    """Cost of a replica whose last report is too old: unknown is neither zero nor full."""
+    candidates: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Cheapest replicas that are looked at in full."""
+    revision: str = "seconds-1"
+
+    def terms(self, view: ReplicaView, output: int, blocks: int, stale_after_ns: int) -> RouteTerms:
+        """Return the cost of one replica for a request of `output` tokens and `blocks` KV blocks.
+
+        Interference: what its running decodes add to each of this request's steps, while they last.
+        KV pressure: one step times k / (1 - k), k the share of the pool reserved with this request.
+        """
+        free_after = view.blocks_total - view.blocks_reserved - blocks
+        used = view.blocks_reserved + blocks
+        stale = view.age_ns is None or view.age_ns > stale_after_ns
+        return RouteTerms(
+            queue_ns=view.pending_prefill_ns,
+            interference_ns=view.decode_extra_ns * output,
+            kv_ns=view.step_ns * used // max(1, free_after),
+            prefix_credit_ns=int(view.prefix_credit_ns * self.prefix_reliability),
+            staleness_ns=round(self.stale_ms * NS_PER_MS) if stale else 0,
+        )
+
+    def choose(self, evidence: RouteEvidence, stale_after_ns: int) -> Placement | None:
+        """Return where the request goes, or None: it keeps waiting."""
+        best: tuple[int, int, str] | None = None
+        chosen: Placement | None = None
+        for view in evidence.replicas:
+            if not is_open(view, evidence.blocks, evidence.gap_ns):
+                continue
+            terms = self.terms(view, evidence.output_p50, evidence.blocks, stale_after_ns)
+            rank = (terms.total_ns, view.last_used, view.replica)
+            if best is None or rank < best:
+                best = rank
+                chosen = Placement(
+                    replica=view.replica,
+                    incarnation=view.incarnation,
+                    terms=terms,
+                    cached_tokens=view.cached_tokens,
+                )
+        return chosen
+
+
+def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
+    """Return whether a replica may be sent this request now (design: dispatch window).
+
+    (i) prefill sent without first token stays within the window, or is zero; (ii) the step with the
+    newcomer holds the tightest running gap bound and its own; (iii) its reserved KV fits. An empty
+    replica is open whatever its step takes: nobody is harmed and waiting would not help.
+    """
+    if view.slots <= 0 or view.blocks_reserved + blocks > view.blocks_total:
+        return False
+    if not view.pending_prefill_ns and not view.decodes:
+        return True
+    if view.pending_prefill_ns and view.pending_prefill_ns + view.prefill_ns > view.window_ns:
+        return False
+    tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
+    return view.step_ns <= tightest

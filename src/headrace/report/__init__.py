@@ -1,0 +1,1 @@
+"""Journals and logs turned into figures: tables, JSON, one-file HTML. Nothing here decides."""

@@ -1,0 +1,70 @@
+"""What one run leaves behind for reports: who was offered what, how it ended, who did the work.
+
+Made by the simulator and by the demo's callers alike, so that their figures compare.
+"""
+
+from msgspec import Struct
+
+from headrace.model.effect import Concluded
+from headrace.model.ids import ClassName, PoolName, ReplicaName, RequestId, TenantId
+from headrace.model.slo import FORMULA_REVISION, Slo
+from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
+
+
+class Offered(Struct, frozen=True, kw_only=True, gc=False):
+    """One offered request with its true length: the denominator, alike for every policy."""
+
+    request: RequestId
+    at: InstantNs
+    tenant: TenantId
+    slo_class: ClassName
+    input_tokens: Tokens
+    output_tokens: Tokens
+    work_ns: WorkNs
+    """Work of the true lengths as if nothing were cached."""
+
+
+class ReplicaTotals(Struct, frozen=True, kw_only=True, gc=False):
+    """What one replica did over the run."""
+
+    name: ReplicaName
+    pool: PoolName
+    up_ns: DurationNs
+    busy_ns: DurationNs
+    steps: int
+    prefill_tokens: Tokens
+    output_tokens: Tokens
+    preemptions: int
+    prefix_tokens_queried: Tokens
+    prefix_tokens_hit: Tokens
+
+
+class ServiceSample(Struct, frozen=True, kw_only=True):
+    """Work served so far to each tenant, at one instant: for plots of shares over time."""
+
+    at: InstantNs
+    work_ns: dict[TenantId, int]
+    waiting: dict[TenantId, int]
+    """Requests each tenant has waiting: shares only compare while both are backlogged."""
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """One run of one policy on one trace."""
+
+    label: str
+    """The policy in a few words, such as `tenant_first, gates on`."""
+    scenario: str
+    seed: int
+    trace_hash: str
+    """Identity of the offered population; runs only compare if it is equal (SLO-5)."""
+    span_ns: DurationNs
+    """From the first arrival to the last: the time that rates are per."""
+    end_ns: InstantNs
+    """When the last request ended."""
+    offered: list[Offered]
+    rows: list[Concluded]
+    """One for each offered request, in order of ending."""
+    replicas: list[ReplicaTotals] = []
+    samples: list[ServiceSample] = []
+    slos: tuple[Slo, ...] = ()
+    formula: str = FORMULA_REVISION
