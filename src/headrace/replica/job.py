@@ -11,7 +11,7 @@ from msgspec import Struct
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, TenantId
 from headrace.model.meter import StreamTiming
-from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Tokens
+from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Ps, Tokens
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -74,3 +74,15 @@ class Refused(Struct, frozen=True, kw_only=True, gc=False):
     reason: Refusal
     blocks_needed: Blocks
     blocks_total: Blocks
+
+
+class Totals(Struct, frozen=True, kw_only=True, gc=False):
+    """What an engine has done since it started, up to its last step boundary."""
+
+    busy_ps: Ps
+    """Time in steps."""
+    steps: int
+    tokens_made: Tokens
+    prompt_tokens_computed: Tokens
+    """Cache hits not counted, recomputed tokens counted again."""
+    preemptions: int

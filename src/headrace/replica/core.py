@@ -1,0 +1,348 @@
+"""The emulated engine: jobs in, first tokens and endings out, time passed in.
+
+The engine runs on planned time, in integer picoseconds: step n+1 starts where step n was planned to
+end, however late the driver calls, and what happens at a boundary shows at its instant rounded down
+to ns. Every call first lives through the boundaries at or before its `now`; so a job submitted at a
+boundary's ns misses that boundary. An idle engine starts at once.
+
+Steps that repeat their plan are taken at once (a jump), with the same results as one by one. A jump
+can be cut at the next boundary, or split there without any effect, which is how a state in the
+midst of it is read.
+"""
+
+from headrace.model.engine import Snapshot
+from headrace.model.ids import AttemptId, Incarnation, ReplicaName
+from headrace.model.profile import Profile
+from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Break, Knobs
+from headrace.replica.batch import Batch
+from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
+from headrace.replica.noise import STRETCH_STEPS, noisy
+from headrace.replica.segment import least_steps, total
+from headrace.replica.stream import Phase, Stream
+from headrace.units import (
+    BLOCK_TOKENS,
+    MICRO,
+    PS_PER_NS,
+    Blocks,
+    DurationNs,
+    InstantNs,
+    Ps,
+    Tokens,
+    blocks_for,
+)
+
+_FAR = 1 << 62  # more steps than any jump takes
+
+
+class Replica:
+    """One life of one emulated replica."""
+
+    def __init__(  # noqa: PLR0913  what an engine is started with
+        self,
+        name: ReplicaName,
+        incarnation: Incarnation,
+        profile: Profile,
+        batching: BatchingPolicy,
+        *,
+        noise_seed: int = 0,
+        noise_ppm: int = 0,
+        fast_forward: bool = True,
+        max_waiting: int = 100_000,
+    ) -> None:
+        """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
+
+        `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        """
+        assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
+        self.name, self.incarnation, self.profile = name, incarnation, profile
+        self._policy = batching
+        self._noise_seed, self._noise_ppm = noise_seed, noise_ppm
+        self._jumps = fast_forward
+        self._max_waiting = max_waiting
+        self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
+        self._batch = Batch(self._blocks, batching)
+        self._serial = 0
+        self._outbox: list[FirstTokenMade | Finished] = []
+        self._seen = InstantNs(0)
+        # The running segment: `_left` steps (0: idle) from `_start` on to `_end`, see `segment`.
+        self._left = 0
+        self._start = self._end = 0
+        self._alpha = self._beta = 0
+        self._costs, self._stretch = profile.costs, -1
+        self._knobs: Knobs | None = None
+        self._hold_steps = 0
+        self._busy = 0
+        self._alive = True
+
+    # What drivers call ------------------------------------------------------------------------
+
+    def submit(self, job: Job, now: InstantNs) -> Refused | None:
+        """Take a job; return why not, if it cannot be taken."""
+        self._live_to(now)
+        batch = self._batch
+        attempt = job.attempt
+        assert self._alive, "submitted to a crashed engine"
+        assert attempt not in batch.streams, f"submitted twice: {attempt=}"
+        need = blocks_for(job.prompt_tokens + job.output_tokens - 1)
+        reason = None
+        if need > self._blocks:
+            reason = Refusal.NEVER_FITS
+        elif batch.waiting.count >= self._max_waiting:
+            reason = Refusal.QUEUE_FULL
+        if reason:
+            return Refused(
+                attempt=attempt, reason=reason, blocks_needed=need, blocks_total=self._blocks
+            )
+        if job.prefix:
+            batch.pool.chunk_by(job.prefix_tokens)
+        self._serial += 1
+        stream = Stream(job, now, self._serial)
+        batch.add(stream)
+        if not self._left:
+            self._start = max(self._start, now * PS_PER_NS)
+            self._begin()
+        elif self._left > 1 and self._matters(stream):
+            self._cut(now)
+        return None
+
+    def abort(self, attempt: AttemptId, now: InstantNs) -> Finished | None:
+        """End an attempt; return what it has had so far, or None if it is over already.
+
+        A waiting one is gone at once. A running one keeps its slot and blocks up to the end of the
+        step it is in, whose token is lost.
+        """
+        self._live_to(now)
+        stream = self._batch.streams.get(attempt)
+        if stream is None:
+            return None
+        self._split(now)
+        finished = self._batch.abort(stream, self._boundary())
+        if self._left > 1:
+            self._cut(now)
+        return finished
+
+    def next_event(self) -> InstantNs | None:
+        """Return when to call `advance` next at the latest; None while idle.
+
+        Nothing becomes visible before; it may be that nothing does at that instant either.
+        """
+        if self._outbox:
+            return self._seen
+        return InstantNs(self._end // PS_PER_NS) if self._left else None
+
+    def advance(self, now: InstantNs) -> list[FirstTokenMade | Finished]:
+        """Return what happened up to and including `now` and was not returned yet, in order."""
+        self._live_to(now)
+        out, self._outbox = self._outbox, []
+        return out
+
+    def progress(self, now: InstantNs) -> list[tuple[AttemptId, int]]:
+        """Return the tokens made, by attempt, of live streams that made some since the last call.
+
+        Streams in the order in which they began to decode, then those preempted meanwhile.
+        """
+        self._live_to(now)
+        self._split(now)
+        batch = self._batch
+        steps = batch.steps
+        moved: list[tuple[AttemptId, int]] = []
+        for attempt, stream in batch.decodes.items():
+            made = stream.made + steps - stream.join_step
+            if made != stream.reported and stream.phase is Phase.DECODE:
+                stream.reported = made
+                moved.append((attempt, made))
+        for attempt, stream in batch.unreported.items():
+            if attempt not in batch.decodes and stream.made != stream.reported:
+                stream.reported = stream.made
+                moved.append((attempt, stream.made))
+        batch.unreported.clear()
+        return moved
+
+    def report(self, now: InstantNs) -> Snapshot:
+        """Return the engine's own account of itself at its last step boundary."""
+        self._live_to(now)
+        self._split(now)
+        batch = self._batch
+        pool = batch.pool
+        return Snapshot(
+            replica=self.name,
+            incarnation=self.incarnation,
+            observed_at=now,
+            running=len(batch.decodes) + len(batch.prefills),
+            waiting=batch.waiting.count,
+            waiting_prefill_tokens=Tokens(batch.backlog),
+            kv_blocks_used=Blocks(pool.total - pool.free - pool.evictable),
+            kv_blocks_total=Blocks(pool.total),
+            preemptions=batch.preemptions,
+            prefix_tokens_queried=batch.prefix_queried,
+            prefix_tokens_hit=batch.prefix_hit,
+        )
+
+    def totals(self, now: InstantNs) -> Totals:
+        """Return the integrals that experiments read."""
+        self._live_to(now)
+        self._split(now)
+        return Totals(
+            busy_ps=Ps(self._busy),
+            steps=self._batch.steps,
+            tokens_made=Tokens(self._batch.tokens_made),
+            prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
+            preemptions=self._batch.preemptions,
+        )
+
+    def fail(self, now: InstantNs) -> list[AttemptId]:
+        """Crash: lose everything not yet finished by `now`; return the attempts lost, oldest first.
+
+        What finished before is still there for `advance`; the engine takes no job after this.
+        """
+        self._live_to(now)
+        self._alive = False
+        self._left = 0
+        lost = list(self._batch.streams)
+        self._batch.streams.clear()
+        return lost
+
+    def check(self) -> None:
+        """Assert everything that must hold between calls."""
+        if self._alive:
+            batch = self._batch
+            batch.check()
+            assert bool(self._left) == bool(batch.decodes or batch.prefills)
+            assert self._left or not batch.waiting.count, "idle with work"
+
+    # Time -------------------------------------------------------------------------------------
+
+    def _live_to(self, now: InstantNs) -> None:
+        """Live through every boundary at or before `now`."""
+        assert now >= self._seen, f"clock ran backwards: {now=} {self._seen=}"
+        self._seen = now
+        while self._left and self._end // PS_PER_NS <= now:
+            self._pass(self._left)
+            self._batch.settle(self._boundary(), self._outbox)
+            self._begin()
+
+    def _boundary(self) -> InstantNs:
+        """Return the instant of the last boundary: where the step being done has begun."""
+        return InstantNs(self._start // PS_PER_NS)
+
+    def _upcoming(self, now: InstantNs) -> int:
+        """Return which step of the segment is the first to end after `now`."""
+        span = (now + 1) * PS_PER_NS - self._start
+        return min(least_steps(self._alpha, self._beta, span), self._left)
+
+    def _cut(self, now: InstantNs) -> None:
+        """End the segment with the step being done at `now`."""
+        self._left = self._upcoming(now)
+        self._end = self._start + total(self._alpha, self._beta, self._left)
+
+    def _split(self, now: InstantNs) -> None:
+        """Account for the steps done by `now`; the rest of the segment goes on as planned."""
+        if self._left > 1:
+            done = self._upcoming(now) - 1
+            if done:
+                self._pass(done)
+
+    def _pass(self, done: int) -> None:
+        """Let the first steps of the segment be over."""
+        batch, alpha, beta = self._batch, self._alpha, self._beta
+        if batch.decodes:
+            batch.gaps.note(self._start, alpha, beta, done)
+        batch.pass_steps(done, last=done == self._left)
+        span = total(alpha, beta, done)
+        self._busy += span
+        self._start += span
+        self._alpha += beta * done
+        self._left -= done
+        self._hold_steps -= done
+
+    def _begin(self) -> None:
+        """Plan the next step and as many more as repeat it; idle if there is nothing to do."""
+        batch = self._batch
+        if not (batch.decodes or batch.prefills or batch.waiting.count):
+            self._left = 0
+            return
+        knobs = self._ask()
+        batch.begin(knobs, self._boundary())
+        self._price()
+        steps = self._left = self._reach(knobs) if self._jumps else 1
+        self._end = self._start + total(self._alpha, self._beta, steps)
+
+    def _price(self) -> None:
+        """Set the time of the planned step, and by how much each repetition is longer."""
+        batch = self._batch
+        if self._noise_ppm and batch.steps // STRETCH_STEPS != self._stretch:
+            self._stretch = batch.steps // STRETCH_STEPS
+            costs = self.profile.costs
+            self._costs = noisy(costs, self._noise_seed, self._stretch, self._noise_ppm)
+        costs, decodes = self._costs, len(batch.decodes)
+        tokens = span = squares = 0
+        for stream, chunk in batch.plan:
+            tokens += chunk
+            span += chunk * (2 * stream.pos + chunk)
+            squares += chunk * chunk
+        assert tokens or decodes, "a plan of nothing"
+        self._alpha = costs.step_ps(decodes, batch.context, tokens, span)
+        if tokens:
+            self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
+        else:
+            self._beta = costs.decode_d * decodes
+
+    def _reach(self, knobs: Knobs) -> int:
+        """Return how many steps may be taken at once."""
+        batch, holds = self._batch, knobs.holds
+        if batch.changed & holds.breaks_on:
+            return 1
+        most = self._hold_steps
+        if self._noise_ppm:
+            most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
+        steps = batch.steps_alike(most)
+        if holds.until is not None and steps > 1:
+            span = holds.until * PS_PER_NS - self._start
+            steps = min(steps, least_steps(self._alpha, self._beta, span))
+        return steps
+
+    # Knobs ------------------------------------------------------------------------------------
+
+    def _ask(self) -> Knobs:
+        """Return the knobs of the step that begins, asking the policy unless they hold."""
+        batch, knobs = self._batch, self._knobs
+        if self._jumps and knobs is not None:
+            until = knobs.holds.until
+            if (
+                self._hold_steps > 0
+                and not batch.changed & knobs.holds.breaks_on
+                and (until is None or self._start < until * PS_PER_NS)
+            ):
+                return knobs
+        knobs = self._knobs = self._policy.knobs(self._view())
+        batch.changed = Break.NOTHING
+        if knobs.reorder:
+            batch.waiting.reorder()
+        self._hold_steps = knobs.holds.max_steps or _FAR
+        return knobs
+
+    def _view(self) -> BatchView:
+        """Return what the policy may see at this boundary."""
+        batch = self._batch
+        pool = batch.pool
+        bounds = [bound for bound, count in batch.bounds.items() if count]
+        return BatchView(
+            now=self._boundary(),
+            profile=self.profile,
+            decodes=len(batch.decodes),
+            context=Tokens(batch.context),
+            prefills=len(batch.prefills),
+            waiting=batch.waiting.count,
+            prefill_tokens=Tokens(batch.backlog),
+            free_blocks=Blocks(pool.free + pool.evictable),
+            tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+        )
+
+    def _matters(self, newcomer: Stream) -> bool:
+        """Say whether a newcomer can change the plan, so that the jump must end."""
+        knobs, batch = self._knobs, self._batch
+        assert knobs is not None
+        if batch.changed & knobs.holds.breaks_on:
+            return True
+        # Waiting streams that did not fit still do not; one behind them does not get a look.
+        return not batch.closed and batch.waiting.head() is newcomer
