@@ -169,11 +169,11 @@ class _Asked:
 
     def _budget(self, m: Machine, now: InstantNs) -> BudgetFacts:
         tenant, need = self.tenant, self.reserved_tokens()
-        if tenant.tpm_limit is None and tenant.rpm_limit is None:
-            if tenant.max_parallel_requests is None:
-                return _unlimited(need)
+        limits = (tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests)
+        if limits == (None, None, None):
+            return _unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
-        tpm, rpm, most = tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests
+        tpm, rpm, most = limits
         short_tokens = 0 if tpm is None else need * _MINUTE - quota.tokens
         short_requests = 0 if rpm is None else _MINUTE - quota.requests
         return BudgetFacts(
@@ -300,12 +300,10 @@ def _enqueue(
         m.state.ledger.lift(asked.model, request.tenant, least)
     relist(m, asked.model, asked.known, request.tenant, now)
     if backlog.queued.get(asked.slo_class, 0) > asked.class_spec.queue:
-        _push_out(m, asked.model, asked.known, asked.slo_class, now)
+        _push_out(m, asked.known, asked.slo_class, now)
 
 
-def _push_out(
-    m: Machine, model: ModelName, known: ModelState, slo_class: ClassName, now: InstantNs
-) -> None:
+def _push_out(m: Machine, known: ModelState, slo_class: ClassName, now: InstantNs) -> None:
     """End the last request of the tenant furthest over its share, never simply the newcomer."""
     tenant = known.backlog.furthest_over(slo_class)
     assert tenant is not None, "a full class has somebody waiting"

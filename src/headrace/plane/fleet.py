@@ -7,7 +7,7 @@ cheapest few and the prefix holders instead of all. Chooses nothing: that is rou
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.model.demand import Demand
 from headrace.model.deployment import PoolSpec
@@ -83,7 +83,7 @@ class Fleet(Struct):
     """The ready replicas of one model."""
 
     replicas: dict[ReplicaName, Replica] = {}
-    ranking: Ranked[str] = Ranked()
+    ranking: Ranked[str] = field(default_factory=Ranked)
     slots: list[ReplicaName | None] = []
     version: int = 0
     """Changes whenever a replica may have become able to take more."""

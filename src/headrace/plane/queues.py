@@ -5,7 +5,7 @@ the instants at which that ranking changes by time alone (work becomes urgent, o
 no counters (the ledger's), chooses no replica, and refuses nothing: it only says who is hopeless.
 """
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.plane.ranked import Ranked
@@ -19,9 +19,9 @@ SCAN = 64
 class ClassQueue(Struct):
     """One tenant's waiting requests of one class, weighted by predicted work."""
 
-    ready: Ranked[int] = Ranked()
+    ready: Ranked[int] = field(default_factory=Ranked)
     """Those that can still make it, by the order's key."""
-    late: Ranked[int] = Ranked()
+    late: Ranked[int] = field(default_factory=Ranked)
     """Relegated: past their latest start, behind everything else of their tenant."""
 
     def work(self) -> int:
@@ -80,11 +80,11 @@ class Backlog(Struct):
     """Everything that waits for one model."""
 
     tenants: dict[TenantId, TenantQueue] = {}
-    urgent: Ranked[str] = Ranked()
+    urgent: Ranked[str] = field(default_factory=Ranked)
     """Tenants with feasible work that cannot wait, by turn."""
-    lending: Ranked[str] = Ranked()
+    lending: Ranked[str] = field(default_factory=Ranked)
     """Tenants that can wait or are hopeless, by turn: they go when nobody is urgent."""
-    changes: Ranked[str] = Ranked()
+    changes: Ranked[str] = field(default_factory=Ranked)
     """Tenants by the instant their listing changes."""
     queued: dict[ClassName, int] = {}
     size: int = 0

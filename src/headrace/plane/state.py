@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.model.demand import Demand
 from headrace.model.effect import Entry
@@ -79,9 +79,9 @@ class Live(Struct):
 class ModelState(Struct):
     """What belongs to one model."""
 
-    backlog: Backlog = Backlog()
-    fleet: Fleet = Fleet()
-    rate: Rate = Rate()
+    backlog: Backlog = field(default_factory=Backlog)
+    fleet: Fleet = field(default_factory=Fleet)
+    rate: Rate = field(default_factory=Rate)
     stuck: tuple[int, int] = (-1, -1)
     """(request, fleet version) of the last turn that found no open replica."""
 
@@ -96,9 +96,9 @@ class PlaneState(Struct):
     decisions: int = 0
     live: dict[RequestId, Live] = {}
     models: dict[ModelName, ModelState] = {}
-    ledger: Ledger = Ledger()
-    outputs: OutputState = OutputState()
-    accounts: Accounts = Accounts()
+    ledger: Ledger = field(default_factory=Ledger)
+    outputs: OutputState = field(default_factory=OutputState)
+    accounts: Accounts = field(default_factory=Accounts)
     ignored: dict[str, int] = {}
     """Late, duplicate and unknown events by kind: expected, counted, without effect."""
 
