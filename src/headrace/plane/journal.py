@@ -34,6 +34,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True, tag="checkpoint"):
     """The chain so far."""
     state: bytes
     """A frozen plane."""
+    resumed: bool = False
+    """A driver came back from an older state: a new life, not a continuation of what stands before."""
 
 
 class Record(Struct, frozen=True, kw_only=True, tag="record"):
@@ -99,12 +101,13 @@ class Recorder:
         sink: Callable[[bytes, bool], None],
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        resumed: bool = False,
     ) -> None:
-        """Start a journal at the plane's present state."""
+        """Start a journal at the plane's present state; `resumed`: it was thawed."""
         self.plane = plane
         self._sink, self._limit = sink, segment_bytes
         self._written, self._index, self._digest = 0, 0, bytes(_DIGEST)
-        self._open()
+        self._open(resumed=resumed)
 
     def handle(self, event: Event, *, now: InstantNs) -> list[Effect]:
         """Take one event, record it, return its effects."""
@@ -116,11 +119,15 @@ class Recorder:
             self._open()
         return effects
 
-    def _open(self) -> None:
+    def _open(self, *, resumed: bool = False) -> None:
         """Start a segment with a checkpoint."""
         self._written = 0
         head = Checkpoint(
-            version=VERSION, index=self._index, digest=self._digest, state=self.plane.freeze()
+            version=VERSION,
+            index=self._index,
+            digest=self._digest,
+            state=self.plane.freeze(),
+            resumed=resumed,
         )
         self._put(frame_bytes(head), opens=True)
 
@@ -186,7 +193,7 @@ class _Replay:
     def _checkpoint(self, head: Checkpoint) -> Differs | None:
         if head.version != VERSION:
             raise JournalError(f"journal version {head.version}, this reads {VERSION}")
-        if self.plane is None:
+        if self.plane is None or head.resumed:
             if not self.verified:
                 self.first = head.index
             self.plane, self.index, self.digest = Plane.thaw(head.state), head.index, head.digest

@@ -1,0 +1,146 @@
+"""Run a scenario and leave a `RunRecord`: what every report and benchmark starts from."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from headrace.model.effect import Effect
+from headrace.model.evidence import DecisionRecord
+from headrace.model.ids import ClassName, RequestId, TenantId
+from headrace.model.profile import Profile
+from headrace.policy.admission.gates import GateMode, Gates, Wait
+from headrace.policy.ordering.orders import Fifo
+from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
+from headrace.sim.scenario import Scenario, rows_of
+from headrace.sim.world import Node, World
+from headrace.trace.row import TraceRow, trace_hash
+from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens
+
+SAMPLE_NS = NS_PER_S
+"""Period of the per-tenant service samples."""
+
+
+def simulate(  # noqa: PLR0913 - what may be looked at
+    scenario: Scenario,
+    seed: int,
+    rows: Sequence[TraceRow] | None = None,
+    *,
+    label: str | None = None,
+    folders: tuple[Path, ...] = (),
+    sink: Callable[[bytes, bool], None] | None = None,
+    decisions: Callable[[DecisionRecord], None] | None = None,
+    fast_forward: bool = True,
+) -> RunRecord:
+    """Run one scenario under one seed; `rows` replaces what the scenario itself offers."""
+    offered = rows_of(scenario, seed, folders) if rows is None else list(rows)
+    sampler = Sampler()
+    world = World(
+        scenario,
+        offered,
+        seed,
+        sink=sink,
+        decisions=decisions,
+        after=sampler,
+        fast_forward=fast_forward,
+    ).run()
+    return record(world, sampler.samples, label or describe(scenario))
+
+
+def describe(scenario: Scenario) -> str:
+    """Return a policy in a few words."""
+    deployment = scenario.deployment
+    order = "fifo" if isinstance(deployment.ordering, Fifo) else "tenant_first"
+    gates = "on" if deployment.admission.mode is GateMode.ENFORCE else "off"
+    wait = ", fifo wait" if deployment.admission.wait is Wait.FIFO else ""
+    return f"{order}, gates {gates}{wait}"
+
+
+def without_control(scenario: Scenario) -> Scenario:
+    """Return the scenario served first come first served with the capacity gates only watching."""
+    off = Gates(mode=GateMode.AUDIT)
+    deployment = replace(scenario.deployment, ordering=Fifo(), admission=off)
+    return replace(scenario, deployment=deployment)
+
+
+def with_fifo_wait(scenario: Scenario) -> Scenario:
+    """Return the scenario with the deadline gate believing in the whole backlog."""
+    gates = replace(scenario.deployment.admission, wait=Wait.FIFO)
+    return replace(scenario, deployment=replace(scenario.deployment, admission=gates))
+
+
+class Sampler:
+    """Looks on and samples each tenant's service and queue once a second."""
+
+    def __init__(self) -> None:
+        """Start with nothing served."""
+        self.samples: list[ServiceSample] = []
+        self._next = 0
+
+    def __call__(self, world: World, effects: list[Effect]) -> None:
+        """Take a sample if one is due."""
+        if world.now < self._next:
+            return
+        del effects
+        self._next = world.now - world.now % SAMPLE_NS + SAMPLE_NS
+        state = world.plane.state
+        served = dict(world.served)
+        waiting: dict[TenantId, int] = {}
+        for known in state.models.values():
+            for tenant, queue in known.backlog.tenants.items():
+                waiting[tenant] = waiting.get(tenant, 0) + queue.count
+        self.samples.append(ServiceSample(at=world.now, work_ns=served, waiting=waiting))
+
+
+def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
+    """Return what a finished run leaves behind."""
+    rows = world.rows
+    deployment = world.scenario.deployment
+    profile = deployment.pools[0].profile
+    tenant = TenantId(deployment.tenants[0].name)
+    offered = [_offered(at, row, world, profile, tenant) for at, row in enumerate(rows)]
+    return RunRecord(
+        label=label,
+        scenario=world.scenario.name,
+        seed=world.seed,
+        trace_hash=trace_hash(rows),
+        span_ns=DurationNs(rows[-1].at - rows[0].at if rows else 0),
+        end_ns=max((row.ended_at for row in world.concluded.values()), default=InstantNs(0)),
+        offered=offered,
+        rows=list(world.concluded.values()),
+        replicas=[_totals(node) for node in world.nodes],
+        samples=samples,
+        slos=deployment.slos,
+    )
+
+
+def _offered(at: int, row: TraceRow, world: World, profile: Profile, tenant: TenantId) -> Offered:
+    concluded = world.concluded.get(RequestId(at + 1))
+    slo_class = row.slo_class
+    if slo_class is None:
+        slo_class = concluded.slo_class if concluded is not None else ClassName("")
+    return Offered(
+        request=RequestId(at + 1),
+        at=row.at,
+        tenant=row.tenant or tenant,
+        slo_class=slo_class,
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        work_ns=profile.work_ns(row.input_tokens, 0, row.output_tokens),
+    )
+
+
+def _totals(node: Node) -> ReplicaTotals:
+    past = node.past
+    return ReplicaTotals(
+        name=node.name,
+        pool=node.pool,
+        up_ns=DurationNs(node.up_ns),
+        busy_ns=DurationNs(sum(life.busy_ns for life in past)),
+        steps=sum(life.steps for life in past),
+        prefill_tokens=Tokens(sum(life.prefill_tokens for life in past)),
+        output_tokens=Tokens(sum(life.output_tokens for life in past)),
+        preemptions=sum(life.preemptions for life in past),
+        prefix_tokens_queried=Tokens(sum(life.queried for life in past)),
+        prefix_tokens_hit=Tokens(sum(life.hit for life in past)),
+    )

@@ -1,0 +1,67 @@
+"""What goes wrong, and when: plain data, drawn beforehand, so that a run is its seed.
+
+The plane is told of nothing here; it sees lost, late and repeated events as it would live.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+_Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Crash(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="crash"
+):
+    """A replica dies with all it holds and may come back as another incarnation."""
+
+    replica: Annotated[int, Meta(ge=0)]
+    at_s: _Seconds
+    noticed_after_s: _Seconds = 0.2
+    """Until the driver tells the plane that the replica is down."""
+    streams_break: bool = True
+    """Whether each stream's end is seen too, before the replica is known to be down."""
+    back_after_s: _Seconds | None = None
+    """None: it stays away."""
+
+
+class Slow(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="slow"
+):
+    """A replica takes longer for every step than its profile says, from the start."""
+
+    replica: Annotated[int, Meta(ge=0)]
+    factor: Annotated[float, Meta(ge=1, le=20)] = 2.0
+
+
+class Reports(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="reports"
+):
+    """Snapshots get lost, arrive late or twice."""
+
+    lost: _Share = 0.0
+    twice: _Share = 0.0
+    delay_s: _Seconds = 0.0
+    """Longest delay; each is drawn evenly up to it."""
+
+
+class Leavers(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="leavers"
+):
+    """Callers leave, in whatever phase their request then is."""
+
+    share: _Share = 0.1
+    within_s: Annotated[float, Meta(gt=0, le=86_400)] = 5.0
+
+
+class Restart(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="restart"
+):
+    """The driver dies and comes back from its last checkpoint; every stream is cut."""
+
+    at_s: _Seconds
+    checkpoint_age_s: _Seconds = 0.5
+
+
+Fault = Crash | Slow | Reports | Leavers | Restart

@@ -1,0 +1,111 @@
+"""What is simulated: a deployment, a trace and what goes wrong."""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from headrace.model.ids import ClassName, TenantId
+from headrace.policy.batching import Batching
+from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.policy.catalog import PlaneConfig
+from headrace.sim.faults import Fault
+from headrace.trace import builtin
+from headrace.trace.generate import generate
+from headrace.trace.mix import Mix
+from headrace.trace.read import Format, Own, read_as
+from headrace.trace.reshape import assign, cap_lengths, head, scale
+from headrace.trace.row import TraceRow
+
+
+class TraceFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A trace on disk and how it is reshaped before it is offered."""
+
+    path: str
+    """Absolute, or relative to the scenario's file, or to HEADRACE_DATA."""
+    format: Format = Own()
+    first: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
+    """Offer only the first so many rows."""
+    load: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
+    """Offered rate as a multiple of the trace's own: arrivals come so many times faster."""
+    input_max: Annotated[int, Meta(ge=1)] | None = None
+    output_max: Annotated[int, Meta(ge=1)] | None = None
+    """Cap lengths, for models whose context is shorter than the trace's."""
+
+
+class Assignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tenants and classes drawn by weight for rows that have none."""
+
+    tenants: dict[TenantId, Annotated[float, Meta(gt=0)]] = {}
+    classes: dict[ClassName, Annotated[float, Meta(gt=0)]] = {}
+
+
+class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One experiment but for its seed."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    deployment: PlaneConfig
+    trace: TraceFile | None = None
+    mix: Mix | None = None
+    """A generated trace instead of a file."""
+    assign: Assignment = Assignment()
+    batching: Batching = ChunkedPrefill()
+    """Token scheduling inside the replicas."""
+    noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
+    """Step times vary by at most this, in percent. 2: what one engine shows from run to run."""
+    faults: tuple[Fault, ...] = ()
+    drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 3_600.0
+    """How long after the last arrival the run may go on; what has not ended then is cut off."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a scenario that offers nothing, or two things."""
+        if (self.trace is None) is (self.mix is None):
+            raise ValueError("expected either trace or mix")
+
+
+def rows_of(scenario: Scenario, seed: int, folders: tuple[Path, ...] = ()) -> list[TraceRow]:
+    """Return what a scenario offers; `folders` are searched for a relative trace path, in order.
+
+    The seed draws generated arrivals and lengths, and tenants and classes of rows without them.
+    Raises TraceError or FileNotFoundError.
+    """
+    if scenario.mix is not None:
+        rows = generate(scenario.mix, seed)
+    else:
+        assert scenario.trace is not None
+        rows = _read(scenario.trace, folders)
+    given = scenario.assign
+    return assign(rows, tenants=given.tenants, classes=given.classes, seed=seed)
+
+
+def _read(wanted: TraceFile, folders: tuple[Path, ...]) -> list[TraceRow]:
+    path = Path(wanted.path)
+    tried = [path] if path.is_absolute() else [folder / path for folder in folders]
+    found = next((one for one in tried if one.exists()), None)
+    if found is None:
+        places = ", ".join(str(one) for one in tried) or str(path)
+        raise FileNotFoundError(f"no trace at {places}; is HEADRACE_DATA set?")
+    rows = read_as(wanted.format, found)
+    if wanted.first is not None:
+        rows = head(rows, wanted.first)
+    if wanted.input_max is not None or wanted.output_max is not None:
+        rows = cap_lengths(rows, input_max=wanted.input_max, output_max=wanted.output_max)
+    return rows if wanted.load == 1.0 else scale(rows, wanted.load)
+
+
+def with_load(scenario: Scenario, load: float) -> Scenario:
+    """Return the scenario with a file trace offered `load` times as fast."""
+    assert scenario.trace is not None, "a generated mix has its own rates"
+    return replace(scenario, trace=replace(scenario.trace, load=load))
+
+
+__all__ = [
+    "Assignment",
+    "Scenario",
+    "TraceFile",
+    "builtin",
+    "rows_of",
+    "with_load",
+]
