@@ -1,0 +1,65 @@
+"""The commands: one file each, named in one table and imported only when called.
+
+To add a command, write `headrace/cli/NAME.py` with a function that takes what the command line
+gives and returns its exit code (or None for 0), and add a row to `COMMANDS`.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from headrace import __version__
+from headrace.cli.errors import USAGE, reported
+
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("config check", "headrace.cli.config:check", "Check a configuration file."),
+    ("config explain", "headrace.cli.config:explain", "Show each setting, its source and why."),
+    ("config schema", "headrace.cli.config:schema", "Print the JSON schema of the configuration."),
+    ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
+)
+"""(words of the command, where its function is, one line of help)."""
+
+GROUPS = {
+    "config": "Check, explain and describe configuration files.",
+    "key": "Make API keys.",
+}
+"""Help of the first word of commands of two."""
+
+
+def app() -> App:
+    """Return the command line, nothing of which is imported yet."""
+    top = App(
+        name="headrace",
+        help="An SLO control plane for LLM serving.",
+        version=__version__,
+        help_format="plaintext",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+        exit_on_error=False,
+        print_error=False,
+    )
+    groups = {word: App(name=word, help=text) for word, text in GROUPS.items()}
+    for group in groups.values():
+        top.command(group)
+    for words, target, text in COMMANDS:
+        first, _, second = words.partition(" ")
+        parent = groups[first] if second else top
+        parent.command(target, name=second or first, help=text)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name and return its exit code.
+
+    0: done. 1: a check failed. 2: the command line, a file or a setting is wrong. 130: interrupted.
+    """
+    tokens = list(sys.argv[1:] if argv is None else argv)
+    with reported() as outcome:
+        try:
+            result = app()(tokens)
+        except CycloptsError as error:
+            print(f"headrace: {error}".strip(), file=sys.stderr)
+            return USAGE
+        outcome.code = result if isinstance(result, int) else 0
+    return outcome.code

@@ -1,0 +1,220 @@
+"""Does a tree fit a type? Its value, or everything that is wrong with it.
+
+msgspec does the conversion and stops at the first fault. Only then is the tree walked beside the
+type, part by part, so that one reading tells all faults, each at the deepest line known.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from headrace.config import shapes
+from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.profiles import load_profile, profile_names
+from headrace.config.tree import BYTES_MAX, Node, branch, planted, read_tree
+from headrace.model.profile import Profile
+
+T = TypeVar("T")
+
+_PROFILE_SUFFIXES = (".yaml", ".yml", ".json")
+_SECRETS = frozenset({"hash", "key", "secret", "token", "password"})
+"""Fields whose text is never repeated in an error."""
+_SHOWN_MAX = 40
+_LISTED_MAX = 16
+_AT = re.compile(r" - at `(\$[^`]*)`$")
+_IN_KEY = re.compile(r" - at `key` in `(\$[^`]*)`$")
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text; raises ConfigError if it is missing, too long or not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+        if len(content) > BYTES_MAX:
+            raise ConfigError([Fault(Origin(str(path)), f"longer than {BYTES_MAX} bytes")])
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        message = (error.strerror or str(error)).lower()
+        raise ConfigError([Fault(Origin(str(path)), message)]) from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Fault(Origin(str(path), line), "not UTF-8")]) from error
+
+
+def build(node: Node, type_: type[T]) -> T:
+    """Return the tree as the type; raises ConfigError with every fault found."""
+    try:
+        return msgspec.convert(node.plain(), type_, strict=True)
+    except (ValueError, ArithmeticError):
+        faults = list(_faults(node, type_, "$"))
+        raise ConfigError(faults) from None
+
+
+def with_profiles(node: Node, type_: Any, folder: Path) -> Node:
+    """Return the tree with every profile that is named replaced by what the name stands for.
+
+    A name is a packaged profile's, or a path to a file, from the folder of the configuration.
+    """
+    faults: list[Fault] = []
+    grown = _grown(node, type_, "$", folder, faults)
+    if faults:
+        raise ConfigError(faults)
+    return grown
+
+
+def _grown(node: Node, type_: Any, path: str, folder: Path, faults: list[Fault]) -> Node:
+    if Profile in shapes.options(type_) and isinstance(node.content, str):
+        try:
+            return _profile(node, node.content, path, folder)
+        except ConfigError as error:
+            faults.extend(error.faults)
+            return node
+    if not isinstance(node.content, dict | list):
+        return node
+    below: dict[str | int, Node] = {
+        step: _grown(child, kind, path + _step(step), folder, faults)
+        for step, child, kind in _children(node, type_)
+    }
+    if isinstance(node.content, dict):
+        entries = {key: below.get(key, child) for key, child in node.content.items()}
+        return branch(node.origin, entries)
+    return branch(node.origin, [below.get(i, child) for i, child in enumerate(node.content)])
+
+
+def _profile(node: Node, name: str, path: str, folder: Path) -> Node:
+    if name.endswith(_PROFILE_SUFFIXES):
+        file = folder / name
+        inner = read_tree(read_text(file), str(file))
+    elif name in profile_names():
+        inner = planted(msgspec.to_builtins(load_profile(name)), node.origin)
+    else:
+        known = ", ".join(profile_names())
+        hint = f"a path ending in .yaml, .yml or .json, or one of {known}"
+        raise ConfigError([Fault(node.origin, f"unknown profile {_shown(name)}", path, hint)])
+    return Node(inner.origin, inner.content, inner.size, inner.height, given=name)
+
+
+def _children(node: Node, type_: Any) -> list[tuple[str | int, Node, Any]]:
+    """Return (step, node, type) of what stands below a node, as far as types are known."""
+    match node.content:
+        case dict() as entries:
+            struct = shapes.struct_of(type_, _tag(node, type_))
+            if struct is not None:
+                fields = shapes.fields(struct)
+                return [(k, n, fields[k].type) for k, n in entries.items() if k in fields]
+            inner = shapes.value_type(type_)
+            return [] if inner is None else [(k, n, inner) for k, n in entries.items()]
+        case list() as items:
+            found = [(i, n, shapes.item_type(type_, i)) for i, n in enumerate(items)]
+            return [(i, n, kind) for i, n, kind in found if kind is not None]
+        case _:
+            return []
+
+
+def _tag(node: Node, type_: Any) -> object:
+    field = shapes.tag_field(type_)
+    if field is None or not isinstance(node.content, dict) or field not in node.content:
+        return None
+    return node.content[field].content
+
+
+def _faults(node: Node, type_: Any, path: str) -> list[Fault]:
+    """Return what is wrong at or below a node; empty if it fits."""
+    try:
+        msgspec.convert(node.plain(), type_, strict=True)
+    except msgspec.ValidationError as error:
+        text = str(error)
+    except (ValueError, ArithmeticError) as error:
+        # Raised by arithmetic in a check of the struct's own, which msgspec does not wrap.
+        text = f"out of range: {error}"
+    else:
+        return []
+    found = [*_kind_faults(node, type_, path), *_field_faults(node, type_, path)]
+    for step, child, kind in _children(node, type_):
+        found.extend(_faults(child, kind, path + _step(step)))
+    return found or [_own_fault(node, type_, path, text)]
+
+
+def _kind_faults(node: Node, type_: Any, path: str) -> list[Fault]:
+    """Return the fault of an unknown member of a tagged union."""
+    field, known = shapes.tag_field(type_), shapes.tags(type_)
+    if field is None or not isinstance(node.content, dict) or field not in node.content:
+        return []
+    chosen = node.content[field]
+    if isinstance(chosen.content, str) and chosen.content not in known:
+        hint = f"one of {', '.join(sorted(known))}"
+        message = f"unknown {field} {_shown(chosen.content)}"
+        return [Fault(chosen.origin, message, f"{path}.{field}", hint)]
+    return []
+
+
+def _field_faults(node: Node, type_: Any, path: str) -> list[Fault]:
+    """Return the fields that a struct does not know, and those that it misses."""
+    struct = shapes.struct_of(type_, _tag(node, type_))
+    if struct is None or not isinstance(node.content, dict):
+        return []
+    fields = shapes.fields(struct)
+    known = {*fields, struct.__struct_config__.tag_field or ""}
+    unknown = [
+        Fault(child.origin, f"unknown field `{key}`", path, _similar(key, struct))
+        for key, child in node.content.items()
+        if key not in known and struct.__struct_config__.forbid_unknown_fields
+    ]
+    missing = [
+        Fault(node.origin, f"missing field `{key}`", path)
+        for key, field in fields.items()
+        if field.required and key not in node.content
+    ]
+    return unknown + missing
+
+
+def _similar(key: str, struct: type[Struct]) -> str:
+    names = list(shapes.fields(struct))
+    close = difflib.get_close_matches(key[:_SHOWN_MAX], names, n=1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known: {', '.join(names)}" if len(names) <= _LISTED_MAX else ""
+
+
+def _own_fault(node: Node, type_: Any, path: str, text: str) -> Fault:
+    """Return msgspec's own finding, in the words of YAML, at the deepest node it names."""
+    found = _AT.search(text) or _IN_KEY.search(text)
+    below = found.group(1)[1:] if found else ""
+    message = text[: found.start()] if found else text
+    deepest = descend(node, f"${below}")
+    message = message.replace("`object`", "`mapping`").replace("`array`", "`list`")
+    if message.startswith(("Expected", "Invalid", "Object")):
+        message = message[0].lower() + message[1:]
+    words = shapes.members(type_) if not below else ()
+    hint = f"one of {', '.join(words)}" if words else ""
+    last = path.rpartition(".")[2]
+    scalar = not isinstance(deepest.content, dict | list | None)
+    if not words and scalar and " got " not in message and last not in _SECRETS:
+        hint = f"got {_shown(deepest.content)}"
+    return Fault(deepest.origin, message, path + below, hint)
+
+
+def descend(node: Node, path: str) -> Node:
+    """Return the deepest node on the way to a path such as `$.a[0].b`."""
+    for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path):
+        match node.content:
+            case dict() as entries if name in entries:
+                node = entries[name]
+            case list() as items if index and int(index) < len(items):
+                node = items[int(index)]
+            case _:
+                return node
+    return node
+
+
+def _step(step: str | int) -> str:
+    return f"[{step}]" if isinstance(step, int) else f".{step}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -1,0 +1,92 @@
+"""What can be configured? The deployment the plane decides by, and the process around it.
+
+Every setting gives unit, default and why. What the plane decides by is `deployment` alone: it is
+the first event of a journal, so nothing that only concerns this process belongs in it.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.model.deployment import Name
+from headrace.policy.catalog import PlaneConfig
+from headrace.units import MIB
+
+Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
+_Host = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class KeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An API key, by its hash: the key itself is told once and kept nowhere."""
+
+    name: Name
+    """Names the key in logs, so that one can be withdrawn."""
+    tenant: Name
+    """Whose requests it marks."""
+    hash: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
+    """SHA-256 of a key that `headrace key new` made: 256 random bits need no slow hash."""
+
+
+class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how much the gateway listens."""
+
+    host: _Host = "127.0.0.1"
+    """Address. 127.0.0.1: nothing is open to the network unless asked for."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8_000
+    """TCP port; 0 takes a free one. 8000: what vLLM listens on, so callers change nothing."""
+    body_limit_bytes: Annotated[int, Meta(ge=1_024, le=256 * MIB)] = 8 * MIB
+    """Longest request body, in bytes. 8 MiB: a prompt of a million tokens as JSON text."""
+    concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Requests open at once, streams included; beyond, 503 at once. 10,000: about 1 GiB of
+    buffers at worst, and far more than a single process can stream to."""
+    header_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
+    """Seconds a caller may take to send a request's head. 10: slow links pass, idlers do not."""
+    drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """Seconds that running streams get to finish at shutdown. 30: Kubernetes' grace period."""
+    trusted_replay: bool = False
+    """Whether `x-headrace-replay-output` is believed. False: only a test bench may tell the
+    emulated engine how long an answer is to be."""
+
+
+class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the emulated replicas behave where profiles leave it open."""
+
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Seed of their noise. 0: same input, same run."""
+    noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
+    """Spread of step times around the profile, in percent. 2: as measured on real engines."""
+
+    def noise_ppm(self) -> int:
+        """Return the spread in millionths, rounded once."""
+        return round(self.noise_percent * 10_000)
+
+
+class JournalSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ring of events from which a run is replayed."""
+
+    path: Path | None = None
+    """Folder of the segments; none: no journal."""
+    segment_mib: Annotated[int, Meta(ge=1, le=1_024)] = 64
+    """Size of a segment in MiB; each starts with a checkpoint. 64: seconds to replay."""
+    keep_gib: Annotated[float, Meta(gt=0, le=10_000)] = 1.0
+    """Size of all segments together in GiB; the oldest go first. 1: about a day at 100
+    requests/s."""
+
+    def __post_init__(self) -> None:
+        """Refuse a ring that could not hold a closed segment beside the open one."""
+        if self.keep_gib * 1_024 < 2 * self.segment_mib:
+            raise ValueError(f"keep_gib {self.keep_gib} holds fewer than two segments")
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole configuration file."""
+
+    deployment: PlaneConfig
+    """What the plane decides by."""
+    keys: Annotated[tuple[KeySpec, ...], Meta(max_length=1_000_000)] = ()
+    """API keys. None: requests are not authenticated and belong to the first tenant."""
+    server: ServerSpec = ServerSpec()
+    emulator: EmulatorSpec = EmulatorSpec()
+    journal: JournalSpec = JournalSpec()
+    decision_log: Path | None = None
+    """File that gets one JSON line for each decision; none: no log."""
