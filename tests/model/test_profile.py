@@ -17,9 +17,7 @@ H100 = Profile(
     kv_capacity_tokens=Tokens(430_000),
     reference_batch=256,
     decode=DecodeFit(a_ms=6.06, c_ms=0.0079, d_ms=4.32e-5),
-    mixed=MixedFit(
-        a_ms=6.15, knee=115, b_ms=0.0143, c_ms=0.0012, d_ms=4.25e-5, e_ms=2.19e-6
-    ),
+    mixed=MixedFit(a_ms=6.15, knee=115, b_ms=0.0143, c_ms=0.0012, d_ms=4.25e-5, e_ms=2.19e-6),
 )
 
 
@@ -30,9 +28,7 @@ def test_decode_step_follows_its_formula() -> None:
 
 def test_mixed_step_follows_its_formula() -> None:
     span = 512**2 - 32**2
-    expected = (
-        6.15 + 0.0143 * (512 - 115) + 0.0012 * 32 + 4.25e-5 * 9_000 + 2.19e-6 * span / 2
-    )
+    expected = 6.15 + 0.0143 * (512 - 115) + 0.0012 * 32 + 4.25e-5 * 9_000 + 2.19e-6 * span / 2
     assert H100.step_ps(32, 9_000, 480, span) == pytest.approx(expected * 1e9)
 
 
@@ -57,6 +53,11 @@ def test_work_follows_its_formula() -> None:
     )
 
 
+def test_output_work_is_that_of_its_tokens_at_their_mean_context() -> None:
+    whole = H100.work_ns(1_000, 0, 100) - H100.work_ns(1_000, 0, 0)
+    assert 100 * H100.token_ns(1_050) == pytest.approx(whole, abs=100)
+
+
 def test_cached_prompt_costs_less_than_computed_prompt() -> None:
     assert H100.work_ns(500, 500, 10) < H100.work_ns(1_000, 0, 10)
     assert H100.work_ns(0, 0, 0) == 0
@@ -79,23 +80,17 @@ def test_prefill_time_is_the_sum_of_its_steps(
         span = (at + tokens) ** 2 - at**2
         total += H100.step_ps(decodes, context + step * decodes, tokens, span)
         at += tokens
-    assert H100.prefill_ns(uncached, cached, decodes, context, budget) == ps_to_ns(
-        total
-    )
+    assert H100.prefill_ns(uncached, cached, decodes, context, budget) == ps_to_ns(total)
 
 
 def test_output_token_weighs_its_share_of_a_reference_step() -> None:
     w_p, w_d = H100.service_weights()
     assert w_p == MICRO
-    assert w_d / MICRO == pytest.approx(
-        (6.06 / 256 + 0.0079 + 4.32e-5 * 1_024) / 0.0143
-    )
+    assert w_d / MICRO == pytest.approx((6.06 / 256 + 0.0079 + 4.32e-5 * 1_024) / 0.0143)
 
 
 def test_calibration_is_linear_in_step_time() -> None:
-    served = msgspec.structs.replace(
-        H100, calibration=Calibration(offset_ms=-0.22, scale=1.27)
-    )
+    served = msgspec.structs.replace(H100, calibration=Calibration(offset_ms=-0.22, scale=1.27))
     for args in ((32, 30_000, 0, 0), (32, 30_000, 480, 480**2)):
         raw = H100.step_ps(*args)
         # The small coefficients are a few thousand ps: rounding shows in the sixth digit.
@@ -117,9 +112,7 @@ def test_scaling_scales_every_coefficient() -> None:
         ({"calibration": Calibration(offset_ms=-7.0)}, "must take time"),
     ],
 )
-def test_profile_no_engine_could_run_is_refused(
-    changes: dict[str, object], message: str
-) -> None:
+def test_profile_no_engine_could_run_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         msgspec.structs.replace(H100, **changes)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from headrace.model.ids import AttemptId
 
 _BLOCK_MASK = BLOCK_TOKENS - 1
+# Flags as plain integers: operators of `IntFlag` are slow, and these run several times a jump.
+_ARRIVAL, _START, _FIRST_TOKEN = int(Break.ARRIVAL), int(Break.START), int(Break.FIRST_TOKEN)
+_END, _PREEMPTION = int(Break.END), int(Break.PREEMPTION)
 
 
 class Batch:
@@ -50,8 +53,8 @@ class Batch:
         """Whether the planned step has no room for a newcomer, whatever its key."""
         self.preempted = False
         """Whether the planned step preempted somebody."""
-        self.changed = Break.NOTHING
-        """What happened since the knobs were set."""
+        self.changed = 0
+        """What happened since the knobs were set: flags of `Break`."""
         self.steps = 0
         """Steps done; each made one token for every decode."""
         self.context = 0
@@ -77,7 +80,7 @@ class Batch:
         """Let a new stream wait."""
         self.streams[stream.job.attempt] = stream
         self.backlog += stream.target
-        self.changed |= Break.ARRIVAL
+        self.changed |= _ARRIVAL
         self.waiting.push(stream)
 
     # Planning ---------------------------------------------------------------------------------
@@ -115,7 +118,7 @@ class Batch:
             if need > pool.free + pool.evictable:
                 left += self._squeeze(stream, need, now)
                 if stream not in self.prefills:
-                    break
+                    continue  # where vLLM stops: its victims are the last in line, ours need not be
             pool.take(need)
             stream.blocks += need
             self.plan.append((stream, chunk))
@@ -170,7 +173,7 @@ class Batch:
             self.prefix_hit += cached
         self.prefills.append(stream)
         self.backlog -= cached
-        self.changed |= Break.START
+        self.changed |= _START
 
     def _publish(self, stream: Stream) -> None:
         """Share the prefix of a prompt whose last chunk is planned, as vLLM does."""
@@ -222,7 +225,7 @@ class Batch:
         self.backlog += victim.target
         self.waiting.push(victim)
         self.preemptions += 1
-        self.changed |= Break.PREEMPTION
+        self.changed |= _PREEMPTION
         self.unreported[victim.job.attempt] = victim
 
     # Passing of steps -------------------------------------------------------------------------
@@ -243,7 +246,9 @@ class Batch:
         if self.preempted or most <= 1:
             return 1
         room = self.pool.free + self.pool.evictable
-        if self._further(most) <= room:
+        tokens = (len(self.decodes) + sum(chunk for _, chunk in self.plan)) * most
+        everyone = len(self.decodes) + len(self.plan)
+        if tokens // BLOCK_TOKENS + everyone <= room or self._further(most) <= room:
             return most
         fits, fails = 1, most
         while fails - fits > 1:
@@ -313,7 +318,7 @@ class Batch:
         else:
             stream.account.add(now - stream.last_at)
         stream.last_at = now
-        self.changed |= Break.FIRST_TOKEN
+        self.changed |= _FIRST_TOKEN
         if stream.made == job.output_tokens:
             self._leave(stream, now)
             out.append(stream.finished())
@@ -343,7 +348,7 @@ class Batch:
             self.backlog -= stream.target
             stream.phase = Phase.GONE
             self.waiting.left()
-            self.changed |= Break.END
+            self.changed |= _END
         else:
             if stream.phase is Phase.DECODE:
                 self._close(stream, now)
@@ -357,7 +362,7 @@ class Batch:
         if stream.phase is not Phase.DOOMED:
             self._forget(stream)
         stream.phase = Phase.GONE
-        self.changed |= Break.END
+        self.changed |= _END
 
     def _forget(self, stream: Stream) -> None:
         """Drop a stream that is over for its caller."""

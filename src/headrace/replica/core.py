@@ -13,7 +13,7 @@ midst of it is read.
 from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
-from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Break, Knobs
+from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
 from headrace.replica.batch import Batch
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
@@ -70,7 +70,7 @@ class Replica:
         self._alpha = self._beta = 0
         self._costs, self._stretch = profile.costs, -1
         self._knobs: Knobs | None = None
-        self._hold_steps = 0
+        self._hold_steps = self._breaks = 0
         self._busy = 0
         self._alive = True
 
@@ -290,7 +290,7 @@ class Replica:
     def _reach(self, knobs: Knobs) -> int:
         """Return how many steps may be taken at once."""
         batch, holds = self._batch, knobs.holds
-        if batch.changed & holds.breaks_on:
+        if batch.changed & self._breaks:
             return 1
         most = self._hold_steps
         if self._noise_ppm:
@@ -310,15 +310,16 @@ class Replica:
             until = knobs.holds.until
             if (
                 self._hold_steps > 0
-                and not batch.changed & knobs.holds.breaks_on
+                and not batch.changed & self._breaks
                 and (until is None or self._start < until * PS_PER_NS)
             ):
                 return knobs
         knobs = self._knobs = self._policy.knobs(self._view())
-        batch.changed = Break.NOTHING
+        batch.changed = 0
         if knobs.reorder:
             batch.waiting.reorder()
         self._hold_steps = knobs.holds.max_steps or _FAR
+        self._breaks = int(knobs.holds.breaks_on)
         return knobs
 
     def _view(self) -> BatchView:
@@ -340,9 +341,8 @@ class Replica:
 
     def _matters(self, newcomer: Stream) -> bool:
         """Say whether a newcomer can change the plan, so that the jump must end."""
-        knobs, batch = self._knobs, self._batch
-        assert knobs is not None
-        if batch.changed & knobs.holds.breaks_on:
+        batch = self._batch
+        if batch.changed & self._breaks:
             return True
         # Waiting streams that did not fit still do not; one behind them does not get a look.
         return not batch.closed and batch.waiting.head() is newcomer

@@ -151,7 +151,7 @@ class KvPool:
             parent = node.parent
             assert parent is not None
             assert parent.end == node.start < node.end, "an extent must continue its parent"
-            assert parent.locks >= node.locks, "a lock must hold the whole path"
+            assert parent is self.root or parent.locks >= node.locks, "a lock must hold its path"
             assert parent.children[node.ids[0]] is node
             assert len(node.ids) == (node.end - 1) // self._chunk + 1 - node.start // self._chunk
             extents += 1

@@ -6,5 +6,7 @@ them. `knobs` is the contract; the other modules hold one policy each.
 
 from headrace.policy.batching.chunked import ChunkedPrefill
 
+__all__ = ["Batching", "ChunkedPrefill"]
+
 Batching = ChunkedPrefill
 """The config union of this question, told apart by `kind`; further policies join it here."""

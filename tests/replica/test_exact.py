@@ -1,0 +1,197 @@
+"""Jumping over many steps and taking them one by one give the same results, to the picosecond."""
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.model.ids import AttemptId
+from headrace.model.profile import Profile
+from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.replica.core import Replica
+from headrace.units import InstantNs
+from tests.replica.scenes import (
+    FLAT_DECODE,
+    FLAT_MIXED,
+    MIXED,
+    SLOW_GROWTH,
+    ByDeadline,
+    ByHour,
+    Silent,
+    drain,
+    engine,
+    job,
+    run_to,
+    small,
+)
+
+PROFILES = [
+    small(),
+    small(24, budget=48),
+    small(40, budget=24, running=3),
+    small(30, decode=FLAT_DECODE, mixed=FLAT_MIXED),
+    small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
+]
+POLICIES: list[BatchingPolicy] = [
+    ChunkedPrefill(),
+    ChunkedPrefill(chunk_limit=20),
+    ByDeadline(),
+    ByHour(),
+    Silent(),
+]
+WAITS = st.one_of(
+    st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
+    st.integers(0, 30_000_000),
+    st.integers(0, 600_000_000),
+)
+JOBS = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 220),
+        "output": st.one_of(st.integers(1, 4), st.integers(1, 90)),
+        "family": st.sampled_from([None, None, 0, 1]),
+        "common": st.sampled_from([0, 32, 64, 128, 220]),
+        "bound_ms": st.sampled_from([6, 7, 20]),
+        "deadline": st.integers(0, 9),
+        "relegated": st.booleans(),
+    }
+)
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), WAITS, JOBS),
+    st.tuples(st.just("submit"), WAITS, JOBS),
+    st.tuples(st.just("abort"), WAITS, st.integers(0, 12)),
+    st.tuples(st.sampled_from(["progress", "report", "totals"]), WAITS, st.none()),
+)
+
+
+def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) -> object:
+    """Do one thing to an engine and return its answer."""
+    match what:
+        case "submit":
+            return replica.submit(job(nth, **argument), now)
+        case "abort":
+            return replica.abort(AttemptId(argument), now)
+        case "progress":
+            return replica.progress(now)
+        case "report":
+            return replica.report(now)
+        case _:
+            return replica.totals(now)
+
+
+def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = False) -> list[Any]:
+    """Return everything an engine says over a script.
+
+    `late`: call it at the script's instants only; events then come in other calls, but the same.
+    """
+    log: list[Any] = []
+    now = 0
+    for nth, (what, wait, argument) in enumerate(script):
+        now += wait
+        if not late:
+            log += [(at, event) for at, event in run_to(replica, now)]
+        answer = act(replica, what, argument, nth, InstantNs(now))
+        replica.check()
+        if late:
+            log += [(None, event) for event in replica.advance(InstantNs(now))]
+        log.append((now, answer))
+    log += drain(replica)
+    replica.check()
+    end = InstantNs(1 << 60)
+    return [*log, replica.progress(end), replica.report(end), replica.totals(end)]
+
+
+@given(
+    profile=st.sampled_from(PROFILES),
+    policy=st.sampled_from(POLICIES),
+    noise_ppm=st.sampled_from([0, 0, 80_000]),
+    script=st.lists(ACTIONS, min_size=1, max_size=24),
+)
+@settings(max_examples=400)
+def test_jumps_equal_steps(
+    profile: Profile, policy: BatchingPolicy, noise_ppm: int, script: list[tuple[str, int, Any]]
+) -> None:
+    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
+    jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+    assert jumped == stepped
+
+
+def events(log: list[Any]) -> list[Any]:
+    """Return the events of a log without the instants of the calls that brought them."""
+    kinds = {"FirstTokenMade", "Finished"}
+    pairs = (item for item in log if isinstance(item, tuple))
+    return [event for _, event in pairs if type(event).__name__ in kinds]
+
+
+@given(
+    profile=st.sampled_from(PROFILES),
+    policy=st.sampled_from(POLICIES),
+    script=st.lists(
+        st.tuples(st.just("submit"), WAITS, JOBS)
+        | st.tuples(st.just("progress"), WAITS, st.none()),
+        min_size=1,
+        max_size=16,
+    ),
+)
+@settings(max_examples=100)
+def test_late_driver_delays_delivery_only(
+    profile: Profile, policy: BatchingPolicy, script: list[tuple[str, int, Any]]
+) -> None:
+    prompt = play(engine(profile, policy), script)
+    late = play(engine(profile, policy), script, late=True)
+    assert events(late) == events(prompt)
+    assert late[-3:] == prompt[-3:]
+
+
+def draw(rng: Random) -> list[tuple[str, int, Any]]:
+    """Return a long script: hypothesis prefers short ones, which seldom fill a pool."""
+    script: list[tuple[str, int, Any]] = []
+    for nth in range(rng.randint(20, 60)):
+        wait = rng.choice(
+            [0, 1, 5_000_000, rng.randint(0, 30_000_000), rng.randint(0, 500_000_000)]
+        )
+        kind = rng.random()
+        if kind < 0.7:
+            shape = {
+                "prompt": rng.randint(1, 220),
+                "output": rng.choice([1, 2, rng.randint(1, 90), rng.randint(1, 90)]),
+                "family": rng.choice([None, 0, 1, 1]),
+                "common": rng.choice([0, 32, 64, 128, 220]),
+                "bound_ms": rng.choice([6, 7, 20]),
+                "deadline": rng.randint(0, 9),
+                "relegated": rng.random() < 0.2,
+            }
+            script.append(("submit", wait, shape))
+        elif kind < 0.8:
+            script.append(("abort", wait, rng.randint(0, nth)))
+        else:
+            script.append((rng.choice(["progress", "report", "totals"]), wait, None))
+    return script
+
+
+def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
+    preemptions = hits = 0
+    for seed in range(400):
+        rng = Random(seed)
+        profile, policy = rng.choice(PROFILES), rng.choice(POLICIES)
+        noise_ppm = rng.choice([0, 80_000])
+        script = draw(rng)
+        stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
+        jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+        assert jumped == stepped, f"{seed=}"
+        preemptions += jumped[-2].preemptions
+        hits += jumped[-2].prefix_tokens_hit
+    assert preemptions > 1_000, "the scripts no longer fill the pools"
+    assert hits > 50_000, "the scripts no longer share prefixes"
+
+
+def test_hundred_thousand_tokens_take_a_handful_of_calls() -> None:
+    replica = engine(small(8_000, budget=512), ChunkedPrefill())
+    replica.submit(job(1, 20_000, 100_000), InstantNs(0))
+    calls = 0
+    while (due := replica.next_event()) is not None:
+        replica.advance(due)
+        calls += 1
+    assert calls == 3
+    assert replica.totals(InstantNs(1 << 60)).tokens_made == 100_000
