@@ -172,7 +172,7 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     preemptions = hits = 0
-    for seed in range(400):
+    for seed in range(150):
         rng = Random(seed)
         profile, policy = rng.choice(PROFILES), rng.choice(POLICIES)
         noise_ppm = rng.choice([0, 80_000])
@@ -182,8 +182,8 @@ def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
         assert jumped == stepped, f"{seed=}"
         preemptions += jumped[-2].preemptions
         hits += jumped[-2].prefix_tokens_hit
-    assert preemptions > 1_000, "the scripts no longer fill the pools"
-    assert hits > 50_000, "the scripts no longer share prefixes"
+    assert preemptions > 500, "the scripts no longer fill the pools"
+    assert hits > 20_000, "the scripts no longer share prefixes"
 
 
 def test_hundred_thousand_tokens_take_a_handful_of_calls() -> None:

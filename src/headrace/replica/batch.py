@@ -241,14 +241,15 @@ class Batch:
             heappop(ends)
         if ends:
             most = min(most, ends[0][0] - self.steps)
+        tokens = everyone = len(self.decodes)
         for stream, chunk in self.plan:
             most = min(most, (stream.target - stream.pos - 1) // chunk)
+            tokens += chunk
+            everyone += 1
         if self.preempted or most <= 1:
             return 1
         room = self.pool.free + self.pool.evictable
-        tokens = (len(self.decodes) + sum(chunk for _, chunk in self.plan)) * most
-        everyone = len(self.decodes) + len(self.plan)
-        if tokens // BLOCK_TOKENS + everyone <= room or self._further(most) <= room:
+        if tokens * most // BLOCK_TOKENS + everyone <= room or self._further(most) <= room:
             return most
         fits, fails = 1, most
         while fails - fits > 1:

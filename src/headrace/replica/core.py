@@ -32,6 +32,7 @@ from headrace.units import (
 )
 
 _FAR = 1 << 62  # more steps than any jump takes
+_NEVER = 1 << 80  # ps
 
 
 class Replica:
@@ -70,7 +71,7 @@ class Replica:
         self._alpha = self._beta = 0
         self._costs, self._stretch = profile.costs, -1
         self._knobs: Knobs | None = None
-        self._hold_steps = self._breaks = 0
+        self._hold_steps = self._hold_until = self._breaks = 0
         self._busy = 0
         self._alive = True
 
@@ -264,7 +265,7 @@ class Replica:
         knobs = self._ask()
         batch.begin(knobs, self._boundary())
         self._price()
-        steps = self._left = self._reach(knobs) if self._jumps else 1
+        steps = self._left = self._reach() if self._jumps else 1
         self._end = self._start + total(self._alpha, self._beta, steps)
 
     def _price(self) -> None:
@@ -287,17 +288,17 @@ class Replica:
         else:
             self._beta = costs.decode_d * decodes
 
-    def _reach(self, knobs: Knobs) -> int:
+    def _reach(self) -> int:
         """Return how many steps may be taken at once."""
-        batch, holds = self._batch, knobs.holds
+        batch = self._batch
         if batch.changed & self._breaks:
             return 1
         most = self._hold_steps
         if self._noise_ppm:
             most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
         steps = batch.steps_alike(most)
-        if holds.until is not None and steps > 1:
-            span = holds.until * PS_PER_NS - self._start
+        if steps > 1 and self._hold_until < _NEVER:
+            span = self._hold_until - self._start
             steps = min(steps, least_steps(self._alpha, self._beta, span))
         return steps
 
@@ -306,20 +307,22 @@ class Replica:
     def _ask(self) -> Knobs:
         """Return the knobs of the step that begins, asking the policy unless they hold."""
         batch, knobs = self._batch, self._knobs
-        if self._jumps and knobs is not None:
-            until = knobs.holds.until
-            if (
-                self._hold_steps > 0
-                and not batch.changed & self._breaks
-                and (until is None or self._start < until * PS_PER_NS)
-            ):
-                return knobs
+        if (
+            knobs is not None
+            and self._jumps
+            and self._hold_steps > 0
+            and self._start < self._hold_until
+            and not batch.changed & self._breaks
+        ):
+            return knobs
         knobs = self._knobs = self._policy.knobs(self._view())
         batch.changed = 0
         if knobs.reorder:
             batch.waiting.reorder()
         self._hold_steps = knobs.holds.max_steps or _FAR
         self._breaks = int(knobs.holds.breaks_on)
+        until = knobs.holds.until
+        self._hold_until = _NEVER if until is None else until * PS_PER_NS
         return knobs
 
     def _view(self) -> BatchView:
