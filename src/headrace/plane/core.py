@@ -25,9 +25,10 @@ from headrace.model.event import (
     Restarted,
     TimerDue,
 )
+from headrace.model.evidence import ReplicaView
 from headrace.plane import dispatch, entry, streams
 from headrace.plane.machine import Machine
-from headrace.plane.state import PlaneState
+from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -86,6 +87,10 @@ class Plane:
     def freeze(self) -> bytes:
         """Return the whole state in canonical bytes."""
         return _ENCODER.encode(self._machine.state)
+
+    def views_for(self, live: Live, now: InstantNs) -> list[ReplicaView]:
+        """Return every replica that serves a live request's class, as routing would see it."""
+        return dispatch.all_views(self._machine, live, now)
 
     @classmethod
     def thaw(cls, content: bytes) -> "Plane":

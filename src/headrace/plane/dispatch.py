@@ -152,6 +152,19 @@ def _open_views(
     return tuple(nearby), rest
 
 
+def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
+    """Return views of all replicas that serve a request's class; for checkers and `explain`."""
+    known, settings = m.state.models[live.model], m.settings
+    wanted = Candidate(
+        live.request, live.demand, tuple(m.prefixes[live.model].match(live.request.prefix))
+    )
+    return [
+        view(replica, m.state.ledger.loads[replica.incarnation], facts, wanted, now)
+        for replica in known.fleet.cheapest()
+        if serves(facts := settings.pools[replica.pool], live.slo_class)
+    ]
+
+
 def _may_be_open(load: Load, blocks_total: int, max_running: int, blocks: int) -> bool:
     """Return whether a closer look is worth it: cheap bounds of `is_open`."""
     return load.attempts < max_running and load.blocks + blocks <= blocks_total

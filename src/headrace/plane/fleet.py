@@ -244,16 +244,13 @@ def view(
     joined, held = decodes + 1, context + given + demand.output_p50
     step = costs.step_ps(joined, held, max(1, budget - joined), 0)
     snapshot = replica.snapshot
-    reserved = load.blocks
-    if snapshot is not None and snapshot.kv_blocks_used is not None:
-        reserved = max(reserved, _reported(snapshot, load))
     return ReplicaView(
         replica=replica.name,
         incarnation=replica.incarnation,
         pending_prefill_ns=DurationNs(load.pending_prefill_ns),
         decodes=decodes,
         context_tokens=Tokens(context),
-        blocks_reserved=Blocks(reserved),
+        blocks_reserved=Blocks(load.blocks),
         blocks_total=facts.blocks_total,
         slots=profile.max_running - load.attempts,
         cached_tokens=Tokens(cached),
@@ -268,16 +265,6 @@ def view(
         age_ns=None if snapshot is None else DurationNs(now - snapshot.observed_at),
         last_used=replica.last_used,
     )
-
-
-def _reported(snapshot: Snapshot, load: Load) -> int:
-    """Return the blocks an engine said it uses, as far as others than we can hold them.
-
-    What we dispatched is in the load already; a report counts only while we have nothing there, for
-    then its blocks are somebody else's, or a leak.
-    """
-    used = snapshot.kv_blocks_used or 0
-    return used if not load.attempts and snapshot.running else 0
 
 
 def serves(facts: PoolFacts, slo_class: ClassName) -> bool:

@@ -127,7 +127,8 @@ class World:
         self._attempts: dict[AttemptId, RequestId] = {}
         self._tick_planned = False
         self._timer: InstantNs | None = None
-        self._epoch = 0
+        self.epoch = 0
+        """Restarts so far."""
         self._saved: bytes | None = None
         self._left_to_offer = len(rows)
         self.nodes = [self._node(*place) for place in self._places()]
@@ -466,14 +467,14 @@ class World:
                 for attempt in list(self._attempts):
                     node.engine.abort(attempt, self.now)
         self._attempts.clear()
-        self._epoch += 1
+        self.epoch += 1
         self.plane = Plane.thaw(self._saved)
         self._timer = None
         self._recorder = self._record(resumed=True)
-        self.tell(Restarted(self._epoch))
-        for request in range(1, self.offered + 1):
-            if RequestId(request) not in self.concluded:
-                self._conclude(self._forgotten(RequestId(request)))
+        for request in map(RequestId, range(1, self.offered + 1)):
+            if request not in self.concluded and request not in self.plane.state.live:
+                self._conclude(self._forgotten(request))
+        self.tell(Restarted(self.epoch))
         for at, node in enumerate(self.nodes):
             if node.engine is not None:
                 incarnation = node.engine.incarnation
@@ -506,7 +507,7 @@ class World:
     def _conclude(self, row: Concluded) -> None:
         """Keep a request's row; after a restart an old one may be concluded again, and is not."""
         if row.request in self.concluded:
-            assert self._epoch, f"{row.request} concluded twice"
+            assert self.epoch, f"{row.request} concluded twice"
             return
         self.concluded[row.request] = row
         if row.work_ns:

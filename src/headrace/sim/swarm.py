@@ -1,0 +1,248 @@
+"""Many small worlds, each with every knob and fault drawn from its seed.
+
+Half the draws have no faults: noise hides quiet bugs. A failure prints the seed, which with the
+commit reproduces it.
+"""
+
+from collections import Counter
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.ids import ClassName, TenantId
+from headrace.model.profile import Profile
+from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.catalog import Reports as ReportConfig
+from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.sim.checks import Checker
+from headrace.sim.faults import Crash, Fault, Leavers, Reports, Restart, Slow
+from headrace.sim.scenario import Scenario
+from headrace.sim.world import World
+from headrace.trace.mix import (
+    Arrivals,
+    Gamma,
+    Headroom,
+    Lognormal,
+    MaxTokens,
+    Mix,
+    OnOff,
+    Poisson,
+    SharedPrefix,
+    TenantSource,
+    Undeclared,
+)
+from headrace.trace.generate import generate
+from headrace.trace.row import TraceRow
+from headrace.trace.streams import stream
+
+REQUESTS_MAX = 2_000
+"""Most requests one seed offers."""
+
+
+class Swarm(Struct, frozen=True, kw_only=True):
+    """One drawn run: printed before it starts."""
+
+    seed: int
+    scenario: Scenario
+    rows: int
+    faults: tuple[str, ...]
+    """Kinds of fault in it."""
+
+
+class SwarmResult(Struct, frozen=True, kw_only=True):
+    """What many seeds showed."""
+
+    seeds: int
+    requests: int
+    steps: int
+    faults: dict[str, int]
+    """In how many seeds each kind of fault occurred."""
+    outcomes: dict[str, int]
+
+
+def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
+    """Draw a run: sizes, load, policies and faults, all from the seed."""
+    rng = stream(seed, "swarm")
+    replicas = rng.randint(1, 6)
+    tenants = [f"t{nth}" for nth in range(rng.randint(1, 6))]
+    requests = rng.randint(120, 700) if rng.random() < 0.9 else rng.randint(700, REQUESTS_MAX)
+    rate = replicas * rng.choice((2.0, 6.0, 12.0, 30.0))
+    deployment = _deployment(rng, _engine(rng, profile), replicas, tenants)
+    mix = _mix(rng, tenants, deployment, rate, requests)
+    rows = generate(mix, seed)
+    span = rows[-1].at / 1e9 if rows else 0.0
+    faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
+    scenario = Scenario(
+        name=f"swarm-{seed}",
+        deployment=deployment,
+        mix=mix,
+        noise_percent=rng.choice((0.0, 2.0)),
+        faults=faults,
+        seed=seed,
+    )
+    kinds = tuple(sorted({one for fault in faults for one in _parts(fault)}))
+    return Swarm(seed=seed, scenario=scenario, rows=len(rows), faults=kinds), rows
+
+
+def run(seed: int, profile: Profile) -> tuple[Swarm, World, Checker]:
+    """Run one seed with all checkers on; raises at the first thing that does not hold."""
+    drawn, rows = draw(seed, profile)
+    checker = Checker()
+    world = World(drawn.scenario, rows, seed, after=checker).run()
+    checker.finish(world)
+    return drawn, world, checker
+
+
+def run_many(seeds: range, profile: Profile) -> SwarmResult:
+    """Run many seeds; the exception of a failing one names it."""
+    faults: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    requests = steps = 0
+    for seed in seeds:
+        try:
+            drawn, world, checker = run(seed, profile)
+        except Exception as failed:
+            failed.add_note(f"reproduce: headrace swarm --seed {seed}")
+            raise
+        faults.update(drawn.faults)
+        requests += drawn.rows
+        steps += checker.steps
+        for row in world.concluded.values():
+            outcomes[str(row.outcome if row.admitted else row.reason or "left")] += 1
+    return SwarmResult(
+        seeds=len(seeds),
+        requests=requests,
+        steps=steps,
+        faults=dict(sorted(faults.items())),
+        outcomes=dict(sorted(outcomes.items())),
+    )
+
+
+def _engine(rng: Random, profile: Profile) -> Profile:
+    """Return an engine of a drawn size: small KV pools force waiting and preemption."""
+    capacity = rng.choice((8_192, 24_576, profile.kv_capacity_tokens))
+    running = rng.choice((8, 32, profile.max_running))
+    batch = max(1, min(running, capacity // 2_048))
+    return replace(
+        profile,
+        kv_capacity_tokens=capacity,
+        max_running=running,
+        token_budget=rng.choice((128, 512, 2_048)),
+        reference_batch=batch,
+    )
+
+
+def _deployment(rng: Random, profile: Profile, replicas: int, tenants: list[str]) -> PlaneConfig:
+    classes = (
+        ClassSpec(name="interactive", weight=4, queue=rng.choice((20, 200, 20_000))),
+        ClassSpec(
+            name="batch", ttft_ms=None, itl_ms=1_000.0, completion_ms=600_000.0, expire=False
+        ),
+        ClassSpec(name="strict", ttft_ms=rng.choice((300.0, 1_000.0)), itl_ms=60.0),
+    )
+    split = replicas > 2 and rng.random() < 0.3
+    pools = (
+        PoolSpec(name="main", model="m", profile=profile, replicas=replicas - split),
+        PoolSpec(name="own", model="m", profile=profile, replicas=1, classes=("batch", "strict")),
+    )
+    order: Ordering = Fifo() if rng.random() < 0.15 else TenantFirst()
+    return PlaneConfig(
+        models=(ModelSpec(name="m", aliases=("alias",), context_limit=8_192),),
+        pools=pools if split else pools[:1],
+        tenants=tuple(_tenant(rng, name) for name in tenants),
+        classes=classes,
+        ordering=order,
+        admission=Gates(mode=GateMode.AUDIT if rng.random() < 0.2 else GateMode.ENFORCE),
+        window=Window(prefill_ms=rng.choice((20.0, 150.0, 1_000.0))),
+        reports=ReportConfig(poll_ms=rng.choice((200.0, 1_000.0))),
+    )
+
+
+def _tenant(rng: Random, name: str) -> TenantSpec:
+    limited = rng.random() < 0.3
+    return TenantSpec(
+        name=name,
+        weight=rng.choice((1, 1, 2, 5)),
+        tpm_limit=rng.choice((20_000, 200_000)) if limited else None,
+        rpm_limit=rng.choice((60, 600)) if limited else None,
+        max_parallel_requests=rng.choice((2, 20)) if rng.random() < 0.2 else None,
+    )
+
+
+def _mix(
+    rng: Random, tenants: list[str], deployment: PlaneConfig, rate: float, requests: int
+) -> Mix:
+    sources = []
+    for name in tenants:
+        own = rate * rng.choice((0.2, 1.0, 3.0)) / len(tenants)
+        arrivals: Arrivals = rng.choice((Poisson(own), Gamma(own, 3.0), OnOff(own * 3, 2.0, 4.0)))
+        limit: MaxTokens = rng.choice((Undeclared(), Headroom()))
+        shared = SharedPrefix(tokens=512, groups=2, chunk_tokens=256)
+        sources.append(
+            TenantSource(
+                tenant=TenantId(name),
+                slo_class=ClassName(rng.choice(deployment.classes).name),
+                arrivals=arrivals,
+                lengths=Lognormal(
+                    input_median=rng.choice((80, 400, 1_500)),
+                    output_median=rng.choice((20, 120)),
+                    input_sigma=1.0,
+                    output_sigma=0.8,
+                    input_min=1,
+                    input_max=6_000,
+                    output_min=1,
+                    output_max=1_500,
+                ),
+                max_tokens=limit,
+                prefix=shared if rng.random() < 0.4 else None,
+            )
+        )
+    return Mix(sources=tuple(sources), rows=requests)
+
+
+def _faults(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
+    """Draw at least one fault; each kind is as likely as the others."""
+    made: list[Fault] = []
+    wanted = rng.sample(("crash", "slow", "reports", "leavers", "restart"), rng.randint(1, 4))
+    for kind in sorted(wanted):
+        match kind:
+            case "crash":
+                back = rng.choice((None, 0.05, 2.0))
+                made += (
+                    Crash(
+                        replica=rng.randrange(replicas),
+                        at_s=rng.uniform(0, span),
+                        noticed_after_s=rng.choice((0.0, 0.2, 1.0)),
+                        streams_break=rng.random() < 0.5,
+                        back_after_s=back,
+                    )
+                    for _ in range(rng.randint(1, 2))
+                )
+            case "slow":
+                made.append(Slow(replica=rng.randrange(replicas), factor=rng.uniform(1.5, 5.0)))
+            case "reports":
+                made.append(
+                    Reports(
+                        lost=rng.choice((0.0, 0.5, 1.0)),
+                        twice=rng.choice((0.0, 0.5)),
+                        delay_s=rng.choice((0.0, 0.5, 5.0)),
+                    )
+                )
+            case "leavers":
+                share = rng.choice((0.05, 0.3, 1.0))
+                made.append(Leavers(share=share, within_s=rng.choice((0.01, 0.5, 5.0))))
+            case _:
+                made.append(
+                    Restart(at_s=rng.uniform(0, span), checkpoint_age_s=rng.choice((0.0, 0.5, 3.0)))
+                )
+    return tuple(made)
+
+
+def _parts(fault: Fault) -> tuple[str, ...]:
+    if isinstance(fault, Reports):
+        named = (("lost", fault.lost), ("twice", fault.twice), ("late", fault.delay_s))
+        return tuple(f"report {name}" for name, value in named if value) or ("reports",)
+    return (type(fault).__name__.lower(),)
