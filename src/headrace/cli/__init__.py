@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from headrace import __version__
-from headrace.cli.errors import USAGE, reported
+from headrace.cli.errors import fail, reported
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config check", "headrace.cli.config:check", "Check a configuration file."),
@@ -59,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             result = app()(tokens)
         except CycloptsError as error:
-            print(f"headrace: {error}".strip(), file=sys.stderr)
-            return USAGE
+            return fail(str(error))
         outcome.code = result if isinstance(result, int) else 0
     return outcome.code

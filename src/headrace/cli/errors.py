@@ -16,6 +16,8 @@ FAILED = 1
 USAGE = 2
 """The command line, a file or a setting is wrong."""
 INTERRUPTED = 130
+READER_GONE = 141
+"""What a shell reports of a program that a closed pipe ended."""
 
 
 class Outcome(Struct):
@@ -36,7 +38,7 @@ def reported() -> Iterator[Outcome]:
     except BrokenPipeError:
         # The reader has gone, as `head` does; whatever is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        outcome.code = OK
+        outcome.code = READER_GONE
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         outcome.code = fail(f"{place}{(error.strerror or str(error)).lower()}")

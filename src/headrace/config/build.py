@@ -50,8 +50,8 @@ def build(node: Node, type_: type[T]) -> T:
     try:
         return msgspec.convert(node.plain(), type_, strict=True)
     except (ValueError, ArithmeticError):
-        faults = list(_faults(node, type_, "$"))
-        raise ConfigError(faults) from None
+        faults = _faults(node, type_, "$")
+        raise ConfigError(sorted(faults, key=Fault.place)) from None
 
 
 def with_profiles(node: Node, type_: Any, folder: Path) -> Node:
@@ -73,7 +73,7 @@ def _grown(node: Node, type_: Any, path: str, folder: Path, faults: list[Fault])
         except ConfigError as error:
             faults.extend(error.faults)
             return node
-    if not isinstance(node.content, dict | list):
+    if node.given is not None or not isinstance(node.content, dict | list):
         return node
     below: dict[str | int, Node] = {
         step: _grown(child, kind, path + _step(step), folder, faults)
@@ -95,7 +95,7 @@ def _profile(node: Node, name: str, path: str, folder: Path) -> Node:
         known = ", ".join(profile_names())
         hint = f"a path ending in .yaml, .yml or .json, or one of {known}"
         raise ConfigError([Fault(node.origin, f"unknown profile {_shown(name)}", path, hint)])
-    return Node(inner.origin, inner.content, inner.size, inner.height, given=name)
+    return Node(inner.origin, inner.content, inner.size, inner.height, given=node)
 
 
 def _children(node: Node, type_: Any) -> list[tuple[str | int, Node, Any]]:
@@ -160,7 +160,7 @@ def _field_faults(node: Node, type_: Any, path: str) -> list[Fault]:
     fields = shapes.fields(struct)
     known = {*fields, struct.__struct_config__.tag_field or ""}
     unknown = [
-        Fault(child.origin, f"unknown field `{key}`", path, _similar(key, struct))
+        unknown_field(child.origin, key, struct, path)
         for key, child in node.content.items()
         if key not in known and struct.__struct_config__.forbid_unknown_fields
     ]
@@ -170,6 +170,11 @@ def _field_faults(node: Node, type_: Any, path: str) -> list[Fault]:
         if field.required and key not in node.content
     ]
     return unknown + missing
+
+
+def unknown_field(origin: Origin, key: str, struct: type[Struct], path: str) -> Fault:
+    """Return the fault of a field that a struct does not have, with the closest it has."""
+    return Fault(origin, f"unknown field `{key}`", path, _similar(key, struct))
 
 
 def _similar(key: str, struct: type[Struct]) -> str:

@@ -4,6 +4,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+SHOWN_MAX = 50
+"""Most faults told at once: enough for a screen, and the rest often follow from them."""
+
 
 class Origin(Struct, frozen=True, gc=False):
     """Where a value was written: a file with a line, a variable of the environment, a flag."""
@@ -27,6 +30,10 @@ class Fault(Struct, frozen=True, gc=False):
     """As in `$.deployment.pools[0]`; empty where the text has no structure yet."""
     hint: str = ""
 
+    def place(self) -> tuple[str, int]:
+        """Return what to sort faults by: file, then line."""
+        return self.origin.source, self.origin.line or 0
+
     def __str__(self) -> str:
         """Return the fault in one line."""
         place = f" at `{self.path}`" if self.path else ""
@@ -42,4 +49,7 @@ class ConfigError(ValueError):
         """Hold the faults, at least one."""
         self.faults = tuple(faults)
         assert self.faults, "an error without a fault"
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        lines = [str(fault) for fault in self.faults[:SHOWN_MAX]]
+        if len(self.faults) > SHOWN_MAX:
+            lines.append(f"and {len(self.faults) - SHOWN_MAX} more")
+        super().__init__("\n".join(lines))

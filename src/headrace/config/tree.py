@@ -47,8 +47,8 @@ class Node(Struct, frozen=True):
     """Values in it, itself included."""
     height: int = 0
     """Levels below it."""
-    given: str | None = None
-    """The text that stands for the content, as a profile's name does."""
+    given: "Node | None" = None
+    """The word that was written for the content, as a profile's name is."""
 
     def plain(self) -> Plain:
         """Return the value alone."""

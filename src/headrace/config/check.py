@@ -1,0 +1,263 @@
+"""Does a configuration make sense as a whole? What no type can say: references, reach, proportion.
+
+An error is what could only fail or never act; a warning is what works, though hardly as meant.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import StrEnum
+from ipaddress import ip_address
+
+from msgspec import Struct
+
+from headrace.config.schema import Settings
+from headrace.model.deployment import PoolSpec
+from headrace.model.meter import GAP_EDGES_NS
+from headrace.model.slo import Indicator, Slo
+from headrace.policy.catalog import PlaneConfig
+from headrace.units import NS_PER_MS, PS_PER_NS, ms
+
+_COMPARED_MAX = 1_000
+"""Most names that a wrong one is compared with."""
+
+
+class Severity(StrEnum):
+    """Whether a problem stops the start."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Problem(Struct, frozen=True, kw_only=True, gc=False):
+    """One thing that does not fit, and where."""
+
+    path: str
+    """As in `$.deployment.pools[0].model`."""
+    message: str
+    severity: Severity = Severity.ERROR
+
+
+def problems(settings: Settings) -> list[Problem]:
+    """Return everything that does not fit, errors and warnings, in the order of the schema."""
+    found: list[Problem] = []
+    for question in _QUESTIONS:
+        found.extend(question(settings))
+    return found
+
+
+def _warning(path: str, message: str) -> Problem:
+    return Problem(path=path, message=message, severity=Severity.WARNING)
+
+
+def _unique(settings: Settings) -> Iterator[Problem]:
+    plane, at = settings.deployment, "$.deployment"
+    models: list[tuple[str, str]] = []
+    for i, model in enumerate(plane.models):
+        models.append((f"{at}.models[{i}].name", model.name))
+        models.extend(
+            (f"{at}.models[{i}].aliases[{j}]", name) for j, name in enumerate(model.aliases)
+        )
+    yield from _twice("model or alias", models)
+    for word, path, names in (
+        ("pool", f"{at}.pools", [one.name for one in plane.pools]),
+        ("class", f"{at}.classes", [one.name for one in plane.classes]),
+        ("tenant", f"{at}.tenants", [one.name for one in plane.tenants]),
+        ("SLO", f"{at}.slos", [one.name for one in plane.slos]),
+        ("key", "$.keys", [one.name for one in settings.keys]),
+    ):
+        yield from _twice(word, [(f"{path}[{i}].name", name) for i, name in enumerate(names)])
+    hashes = [(f"$.keys[{i}].hash", key.hash) for i, key in enumerate(settings.keys)]
+    yield from _twice("hash of a key", hashes)
+
+
+def _twice(word: str, named: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for path, name in named:
+        if name in seen:
+            yield Problem(path=path, message=f"{word} `{name}` is already at `{seen[name]}`")
+        else:
+            seen[name] = path
+
+
+def _unknown(path: str, word: str, name: str | None, known: Collection[str]) -> Iterator[Problem]:
+    """Yield a problem if a name is none of those known; None names nothing."""
+    if name is None or name in known:
+        return
+    near = known if len(known) <= _COMPARED_MAX else ()
+    close = difflib.get_close_matches(name, near, n=1)
+    hint = f": did you mean `{close[0]}`?" if close else ""
+    yield Problem(path=path, message=f"unknown {word} `{name}`{hint}")
+
+
+def _references(settings: Settings) -> Iterator[Problem]:
+    plane = settings.deployment
+    models = {one.name: None for one in plane.models}
+    classes = {one.name: None for one in plane.classes}
+    for i, pool in enumerate(plane.pools):
+        at = f"$.deployment.pools[{i}]"
+        yield from _unknown(f"{at}.model", "model", pool.model, models)
+        for j, name in enumerate(pool.classes):
+            yield from _unknown(f"{at}.classes[{j}]", "class", name, classes)
+    for i, tenant in enumerate(plane.tenants):
+        at = f"$.deployment.tenants[{i}]"
+        for j, name in enumerate(tenant.models):
+            yield from _unknown(f"{at}.models[{j}]", "model", name, models)
+        for j, name in enumerate(tenant.classes):
+            yield from _unknown(f"{at}.classes[{j}]", "class", name, classes)
+
+
+def _objectives(settings: Settings) -> Iterator[Problem]:
+    plane = settings.deployment
+    tenants = {one.name: None for one in plane.tenants}
+    slos = {one.name: None for one in plane.slos}
+    for i, slo in enumerate(plane.slos):
+        at = f"$.deployment.slos[{i}]"
+        yield from _population(plane, slo, f"{at}.population", tenants)
+        yield from _gap_thresholds(plane, slo, at)
+    for i, sla in enumerate(plane.slas):
+        at = f"$.deployment.slas[{i}]"
+        yield from _unknown(f"{at}.customer", "tenant", sla.customer, tenants)
+        for j, name in enumerate(sla.slos):
+            yield from _unknown(f"{at}.slos[{j}]", "SLO", name, slos)
+    for i, key in enumerate(settings.keys):
+        yield from _unknown(f"$.keys[{i}].tenant", "tenant", key.tenant, tenants)
+
+
+def _population(
+    plane: PlaneConfig, slo: Slo, at: str, tenants: Collection[str]
+) -> Iterator[Problem]:
+    who = slo.population
+    yield from _unknown(
+        f"{at}.slo_class", "class", who.slo_class, [one.name for one in plane.classes]
+    )
+    yield from _unknown(f"{at}.tenant", "tenant", who.tenant, tenants)
+    yield from _unknown(f"{at}.model", "model", who.model, [one.name for one in plane.models])
+    pools = [one for one in plane.pools if who.model in (None, one.model)]
+    revisions = [one.revision for one in pools]
+    yield from _unknown(f"{at}.model_revision", "revision", who.model_revision, revisions)
+    yield from _unknown(f"{at}.region", "region", who.region, [one.region for one in pools])
+
+
+def _gap_thresholds(plane: PlaneConfig, slo: Slo, at: str) -> Iterator[Problem]:
+    """Warn of gaps that are counted by whole buckets: exact only at an edge or at the class's."""
+    wanted = slo.population.slo_class
+    bounds = {ms(one.itl_ms) for one in plane.classes if wanted in (None, one.name)}
+    for i, objective in enumerate(slo.objectives):
+        limit = ms(objective.threshold_ms)
+        if objective.indicator is Indicator.GAP and limit not in GAP_EDGES_NS and bounds != {limit}:
+            below = max((edge for edge in GAP_EDGES_NS if edge < limit), default=0) // NS_PER_MS
+            yield _warning(
+                f"{at}.objectives[{i}].threshold_ms",
+                f"{objective.threshold_ms:g} ms is neither the class's itl_ms nor an edge of a "
+                f"bucket: only gaps up to {below} ms count as met",
+            )
+
+
+def _supply(settings: Settings) -> Iterator[Problem]:
+    plane = settings.deployment
+    serving: dict[str, list[PoolSpec]] = {}
+    for pool in plane.pools:
+        serving.setdefault(pool.model, []).append(pool)
+    for i, model in enumerate(plane.models):
+        if model.name not in serving:
+            yield Problem(
+                path=f"$.deployment.models[{i}]", message=f"model `{model.name}` has no pool"
+            )
+    unserved = {
+        (model.name, one.name)
+        for model in plane.models
+        for one in plane.classes
+        if model.name in serving
+        and all(pool.classes and one.name not in pool.classes for pool in serving[model.name])
+    }
+    if unserved:
+        yield from _unserved(plane, unserved)
+
+
+def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Problem]:
+    """Yield classes that a tenant lists and nothing serves; warn of each other gap, once."""
+    every = tuple(one.name for one in plane.models)
+    names = {one.name for one in plane.classes}
+    told: set[tuple[str, str]] = set()
+    for i, tenant in enumerate(plane.tenants):
+        models = tenant.models or every
+        for j, name in enumerate(tenant.classes):
+            if name in names and all((model, name) in unserved for model in models):
+                told.update((model, name) for model in models)
+                yield Problem(
+                    path=f"$.deployment.tenants[{i}].classes[{j}]",
+                    message=f"class `{name}` is served by no pool of a model it may use",
+                )
+    for i, tenant in enumerate(plane.tenants):
+        open_to = {
+            (model, name)
+            for model, name in unserved - told
+            if model in (tenant.models or every) and name in (tenant.classes or names)
+        }
+        told |= open_to
+        for model, name in sorted(open_to):
+            message = f"it may use class `{name}` of model `{model}`, which no pool serves"
+            yield _warning(f"$.deployment.tenants[{i}]", message)
+        if told >= unserved:
+            return
+
+
+def _proportion(settings: Settings) -> Iterator[Problem]:
+    """Warn of limits that make each other pointless."""
+    plane = settings.deployment
+    limits = {model.name: model.context_limit for model in plane.models}
+    for i, tenant in enumerate(plane.tenants):
+        least = min((limits.get(name, 0) for name in tenant.models), default=min(limits.values()))
+        if tenant.tpm_limit is not None and tenant.tpm_limit < least:
+            yield _warning(
+                f"$.deployment.tenants[{i}].tpm_limit",
+                f"{tenant.tpm_limit} tokens per minute never admit a request of the full context "
+                f"of {least}",
+            )
+    window_ns = ms(plane.window.prefill_ms)
+    for i, pool in enumerate(plane.pools):
+        profile = pool.profile
+        budget = profile.token_budget
+        step_ns = profile.step_ps(0, 0, budget, budget**2) // PS_PER_NS
+        if window_ns < step_ns:
+            yield _warning(
+                "$.deployment.window.prefill_ms",
+                f"{plane.window.prefill_ms:g} ms is less than one full step of pool `{pool.name}`, "
+                f"{step_ns / NS_PER_MS:.1f} ms",
+            )
+        if limits.get(pool.model, 0) > profile.kv_capacity_tokens:
+            yield _warning(
+                f"$.deployment.pools[{i}].profile",
+                f"its KV pool of {profile.kv_capacity_tokens} tokens is smaller than the context "
+                f"limit of `{pool.model}`, {limits[pool.model]}",
+            )
+
+
+def _exposure(settings: Settings) -> Iterator[Problem]:
+    """Warn of what is harmless on this machine only."""
+    server = settings.server
+    if _is_local(server.host):
+        return
+    if not settings.keys:
+        yield _warning("$.server.host", f"open to the network at {server.host} without any key")
+    if server.trusted_replay:
+        yield _warning(
+            "$.server.trusted_replay", "any caller on the network may set the length of answers"
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
+    _unique,
+    _references,
+    _objectives,
+    _supply,
+    _proportion,
+    _exposure,
+)

@@ -1,0 +1,233 @@
+"""What no type can say is said by path: references, reach, proportion."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config.check import Severity, problems
+from headrace.config.errors import ConfigError
+from headrace.config.load import load, parse
+from headrace.config.resolve import resolved
+from headrace.config.schema import Settings
+from tests.config.configs import BASE
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
+HASH = "sha256:" + "0" * 64
+
+# (BASE's text, what replaces it, lines of all errors)
+WRONG = {
+    "two models of one name": (
+        "- name: m",
+        "- name: m\n    - name: n\n      aliases: [m]",
+        [
+            "d:4: model `n` has no pool at `$.deployment.models[1]`",
+            (
+                "d:5: model or alias `m` is already at `$.deployment.models[0].name` "
+                "at `$.deployment.models[1].aliases[0]`"
+            ),
+        ],
+    ),
+    "two tenants of one name": (
+        "- name: t",
+        "- name: t\n    - name: t",
+        [
+            (
+                "d:10: tenant `t` is already at `$.deployment.tenants[0].name` "
+                "at `$.deployment.tenants[1].name`"
+            )
+        ],
+    ),
+    "two keys of one hash": (
+        "- name: t",
+        (
+            f"- name: t\nkeys:\n  - {{name: a, tenant: t, hash: '{HASH}'}}\n"
+            f"  - {{name: b, tenant: t, hash: '{HASH}'}}"
+        ),
+        [
+            f"d:12: hash of a key `{HASH}` is already at `$.keys[0].hash` at `$.keys[1].hash`",
+        ],
+    ),
+    "unknown model of a pool": (
+        "model: m",
+        "model: n",
+        [
+            "d:3: model `m` has no pool at `$.deployment.models[0]`",
+            "d:6: unknown model `n` at `$.deployment.pools[0].model`",
+        ],
+    ),
+    "unknown class of a pool": (
+        "model: m",
+        "model: m\n      classes: [interactiv]",
+        [
+            (
+                "d:7: unknown class `interactiv`: did you mean `interactive`? "
+                "at `$.deployment.pools[0].classes[0]`"
+            )
+        ],
+    ),
+    "unknown model and class of a tenant": (
+        "- name: t",
+        "- name: t\n      models: [m, x]\n      classes:\n        - batch\n        - zzz",
+        [
+            "d:10: unknown model `x` at `$.deployment.tenants[0].models[1]`",
+            "d:13: unknown class `zzz` at `$.deployment.tenants[0].classes[1]`",
+        ],
+    ),
+    "population of nobody": (
+        "- name: t",
+        (
+            "- name: t\n  slos:\n    - name: s\n      objectives: []\n      population:\n"
+            "        slo_class: x\n        tenant: y\n        model: z\n        region: eu\n"
+            "        model_revision: '9'"
+        ),
+        [
+            "d:14: unknown class `x` at `$.deployment.slos[0].population.slo_class`",
+            "d:15: unknown tenant `y` at `$.deployment.slos[0].population.tenant`",
+            "d:16: unknown model `z` at `$.deployment.slos[0].population.model`",
+            "d:17: unknown region `eu` at `$.deployment.slos[0].population.region`",
+            "d:18: unknown revision `9` at `$.deployment.slos[0].population.model_revision`",
+        ],
+    ),
+    "agreement on nothing with nobody": (
+        "- name: t",
+        "- name: t\n  slas:\n    - customer: u\n      slos: [s]",
+        [
+            "d:11: unknown tenant `u` at `$.deployment.slas[0].customer`",
+            "d:12: unknown SLO `s` at `$.deployment.slas[0].slos[0]`",
+        ],
+    ),
+    "key of nobody": (
+        "- name: t",
+        f"- name: t\nkeys:\n  - name: k\n    tenant: u\n    hash: {HASH}",
+        ["d:12: unknown tenant `u` at `$.keys[0].tenant`"],
+    ),
+    "class that a tenant lists and no pool serves": (
+        "model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "model: m\n      profile: h100-8b-tp1\n      classes: [interactive]\n"
+            "  tenants:\n    - name: t\n      classes: [interactive, batch]"
+        ),
+        [
+            (
+                "d:11: class `batch` is served by no pool of a model it may use "
+                "at `$.deployment.tenants[0].classes[1]`"
+            )
+        ],
+    ),
+}
+
+# (BASE's text, what replaces it, lines of all warnings)
+DOUBTFUL = {
+    "class that any tenant may use and no pool serves": (
+        "model: m",
+        "model: m\n      classes: [interactive, batch, best_effort]",
+        [
+            (
+                "d:10: it may use class `long_reasoning` of model `m`, which no pool serves "
+                "at `$.deployment.tenants[0]`"
+            )
+        ],
+    ),
+    "quota below one request": (
+        "- name: t",
+        "- name: t\n      tpm_limit: 1000",
+        [
+            (
+                "d:10: 1000 tokens per minute never admit a request of the full context of 131072 "
+                "at `$.deployment.tenants[0].tpm_limit`"
+            )
+        ],
+    ),
+    "window below one step": (
+        "  tenants:",
+        "  window:\n    prefill_ms: 5\n  tenants:",
+        [
+            (
+                "d:9: 5 ms is less than one full step of pool `p`, 12.1 ms "
+                "at `$.deployment.window.prefill_ms`"
+            )
+        ],
+    ),
+    "context that does not fit the pool": (
+        "- name: m",
+        "- name: m\n      context_limit: 1000000",
+        [
+            (
+                "d:8: its KV pool of 430000 tokens is smaller than the context limit of `m`, 1000000 "
+                "at `$.deployment.pools[0].profile`"
+            )
+        ],
+    ),
+    "threshold inside a bucket": (
+        "- name: t",
+        (
+            "- name: t\n  slos:\n    - name: s\n      objectives:\n"
+            "        - {indicator: gap, per: gap, threshold_ms: 83}"
+        ),
+        [
+            (
+                "d:13: 83 ms is neither the class's itl_ms nor an edge of a bucket: only gaps up to "
+                "80 ms count as met at `$.deployment.slos[0].objectives[0].threshold_ms`"
+            )
+        ],
+    ),
+    "threshold that is the class's own": (
+        "- name: t",
+        (
+            "- name: t\n  classes: [{name: c, itl_ms: 83}]\n  slos:\n    - name: s\n"
+            "      objectives:\n        - {indicator: gap, per: gap, threshold_ms: 83}"
+        ),
+        [],
+    ),
+    "open to the network": (
+        "- name: t",
+        "- name: t\nserver:\n  host: 0.0.0.0\n  trusted_replay: true",
+        [
+            "d:11: open to the network at 0.0.0.0 without any key at `$.server.host`",
+            (
+                "d:12: any caller on the network may set the length of answers "
+                "at `$.server.trusted_replay`"
+            ),
+        ],
+    ),
+    "open to this machine": (
+        "- name: t",
+        "- name: t\nserver: {host: localhost, trusted_replay: true}",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_error_stops_the_start_with_line_and_path(case: str) -> None:
+    old, new, messages = WRONG[case]
+    assert old in BASE
+    with pytest.raises(ConfigError) as caught:
+        resolved(BASE.replace(old, new), "d", Path(), {}, {})
+    assert str(caught.value).splitlines() == messages
+
+
+@pytest.mark.parametrize("case", list(DOUBTFUL))
+def test_warning_names_line_and_path(case: str) -> None:
+    old, new, messages = DOUBTFUL[case]
+    assert old in BASE
+    found = resolved(BASE.replace(old, new), "d", Path(), {}, {})
+    assert [str(fault) for fault in found.warnings] == messages
+
+
+def test_problems_are_told_by_severity() -> None:
+    text = BASE.replace("model: m", "model: n").replace(
+        "- name: t", "- name: t\n      tpm_limit: 9"
+    )
+    found = problems(parse(text, Settings, "d"))
+    assert [one.severity for one in found] == [Severity.ERROR, Severity.ERROR, Severity.WARNING]
+
+
+def test_unserved_pairs_are_told_once_however_many_tenants_there_are() -> None:
+    tenants = "".join(f"\n    - name: t{i}" for i in range(50))
+    text = BASE.replace("model: m", "model: m\n      classes: [interactive, batch, best_effort]")
+    assert len(problems(parse(text.rstrip() + tenants, Settings, "d"))) == 1
+
+
+def test_example_has_no_problems() -> None:
+    assert problems(load(EXAMPLE, Settings)) == []
