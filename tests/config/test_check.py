@@ -231,3 +231,7 @@ def test_unserved_pairs_are_told_once_however_many_tenants_there_are() -> None:
 
 def test_example_has_no_problems() -> None:
     assert problems(load(EXAMPLE, Settings)) == []
+
+
+def test_emulator_noise_is_handed_on_in_millionths() -> None:
+    assert load(EXAMPLE, Settings).emulator.noise_ppm() == 20_000

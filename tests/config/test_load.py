@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import tree
-from headrace.config.errors import SHOWN_MAX, ConfigError
+from headrace.config.errors import SHOWN_MAX, ConfigError, Origin
 from headrace.config.load import load, parse
-from headrace.config.schema import Settings
-from headrace.config.tree import BYTES_MAX, DEPTH_MAX, read_tree
+from headrace.config.schema import JournalSpec, Settings
+from headrace.config.tree import BYTES_MAX, DEPTH_MAX, planted, read_tree
 from headrace.policy.catalog import PlaneConfig, canonical, decode
 from headrace.policy.ordering.orders import TenantFirst
 from tests.config.configs import BASE
@@ -371,3 +371,27 @@ def test_any_value_of_a_section_parses_or_is_a_config_error(key: str, value: obj
     base = msgspec.to_builtins(parse(BASE, Settings, "d"))
     base["deployment"][key] = value
     assert (refusal(json.dumps(base), "d.json") or "d.json").startswith("d.json")
+
+
+def test_faults_below_free_keys_and_fixed_places_have_paths() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("a: {path: p}\nb: {pth: q}\n", dict[str, JournalSpec], "d")
+    assert str(caught.value) == "d:2: unknown field `pth` at `$.b` (did you mean `path`?)"
+    with pytest.raises(ConfigError) as caught:
+        parse("- 1\n- x\n", tuple[int, int], "d")
+    assert str(caught.value) == "d:2: expected `int`, got `str` at `$[1]`"
+    with pytest.raises(ConfigError) as caught:
+        parse("[1, 2, 3]", tuple[int, int], "d")
+    assert str(caught.value) == "d:1: expected `list` of length 2, got 3 at `$`"
+
+
+def test_key_may_be_named_but_not_borrowed() -> None:
+    assert read_tree("&k a: *k\n", "d").plain() == {"a": "a"}
+    with pytest.raises(ConfigError, match=r"^d:2: a key must be a single word, not an alias$"):
+        read_tree("a: &k b\n*k : c\n", "d")
+
+
+def test_only_plain_values_are_planted() -> None:
+    assert planted({"a": (1, None)}, Origin("here")).plain() == {"a": [1, None]}
+    with pytest.raises(TypeError, match="object"):
+        planted(object(), Origin("here"))

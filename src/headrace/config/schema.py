@@ -35,10 +35,10 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_000
     """TCP port; 0 takes a free one. 8000: what vLLM listens on, so callers change nothing."""
     body_limit_bytes: Annotated[int, Meta(ge=1_024, le=256 * MIB)] = 8 * MIB
-    """Longest request body, in bytes. 8 MiB: a prompt of a million tokens as JSON text."""
+    """Longest request body, in bytes. 8 MiB: a million tokens of four letters, with room for JSON."""
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """Requests open at once, streams included; beyond, 503 at once. 10,000: about 1 GiB of
-    buffers at worst, and far more than a single process can stream to."""
+    """Requests open at once, streams included; beyond, 503 at once. 10,000: more than one
+    process can stream to; it bounds memory, and admission does the deciding."""
     header_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
     """Seconds a caller may take to send a request's head. 10: slow links pass, idlers do not."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
@@ -54,7 +54,8 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Seed of their noise. 0: same input, same run."""
     noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
-    """Spread of step times around the profile, in percent. 2: as measured on real engines."""
+    """Spread of step times around the profile, in percent. 2: replicas do not move in
+    step, and no objective is decided by it."""
 
     def noise_ppm(self) -> int:
         """Return the spread in millionths, rounded once."""
@@ -67,10 +68,11 @@ class JournalSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     path: Path | None = None
     """Folder of the segments; none: no journal."""
     segment_mib: Annotated[int, Meta(ge=1, le=1_024)] = 64
-    """Size of a segment in MiB; each starts with a checkpoint. 64: seconds to replay."""
+    """Size of a segment in MiB; each starts with a checkpoint and so replays alone. 64: sixteen
+    in the default ring, so that dropping the oldest loses little."""
     keep_gib: Annotated[float, Meta(gt=0, le=10_000)] = 1.0
-    """Size of all segments together in GiB; the oldest go first. 1: about a day at 100
-    requests/s."""
+    """Size of all segments together in GiB; the oldest go first. 1: small beside the
+    disk of any machine that serves models."""
 
     def __post_init__(self) -> None:
         """Refuse a ring that could not hold a closed segment beside the open one."""
