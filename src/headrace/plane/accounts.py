@@ -29,6 +29,7 @@ class Tally(Struct):
     met_tokens: int = 0
     output_tokens: int = 0
     attempts: int = 0
+    """Attempts sent to a replica: more than one for a request that was tried again."""
 
 
 class Accounts(Struct):

@@ -26,7 +26,7 @@ from headrace.model.event import (
     TimerDue,
 )
 from headrace.model.evidence import ReplicaView
-from headrace.plane import dispatch, entry, streams
+from headrace.plane import dispatch, entry, reconfigure, streams
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
@@ -98,19 +98,13 @@ class Plane:
         return cls(_DECODER.decode(content))
 
     def _config_changed(self, event: ConfigChanged, now: InstantNs) -> None:
-        """Decide by a new configuration from here on; running requests end under their own."""
-        machine = self._machine
-        machine.configure(event.config)
-        machine.state.config, machine.state.revision = event.config, event.revision
-        for model, known in machine.state.models.items():
-            dispatch.run(machine, model, known, now)
+        reconfigure.change(self._machine, event, now)
 
     def _arrived(self, event: RequestArrived, now: InstantNs) -> None:
         machine = self._machine
-        entry.arrive(machine, event.request, now)
-        live = machine.state.live.get(event.request.id)
-        if live is not None:
-            dispatch.run(machine, live.model, machine.state.models[live.model], now)
+        model = entry.arrive(machine, event.request, now)
+        if model is not None:
+            dispatch.run(machine, model, machine.state.models[model], now)
 
     def _left(self, event: CallerLeft, now: InstantNs) -> None:
         streams.caller_left(self._machine, event.request, now)
@@ -130,8 +124,8 @@ class Plane:
     def _down(self, event: ReplicaDown, now: InstantNs) -> None:
         streams.replica_down(self._machine, event, now)
 
-    def _reported(self, event: ReplicaReported, now: InstantNs) -> None:  # noqa: ARG002
-        streams.reported(self._machine, event.snapshot)
+    def _reported(self, event: ReplicaReported, now: InstantNs) -> None:
+        streams.reported(self._machine, event.snapshot, now)
 
     def _timer(self, event: TimerDue, now: InstantNs) -> None:  # noqa: ARG002
         machine = self._machine

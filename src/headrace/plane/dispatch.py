@@ -7,12 +7,12 @@ the queue.
 from headrace.model.decision import Placement, Reason
 from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
-from headrace.model.ids import AttemptId, ClassName, ModelName, TenantId
+from headrace.model.ids import AttemptId, ModelName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.fleet import Candidate, serves, view
 from headrace.plane.ledger import Flight, Load
 from headrace.plane.machine import Machine
-from headrace.plane.queues import Turn
+from headrace.plane.queues import NONE, Turn
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import is_open
@@ -25,18 +25,14 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
     if not backlog.size:
         return
     lapse(m, model, known, now)
-    blocked: frozenset[ClassName] = frozenset()
-    while backlog.size:
-        turn = backlog.next_turn(blocked)
-        if turn is None:
-            return
+    blocked = NONE
+    while (turn := backlog.next_turn(blocked)) is not None:
         mark = (int(turn.request), known.fleet.version)
-        if not blocked and mark == known.stuck:
-            return  # nothing has opened since this very turn found no place
-        if _place(m, model, known, turn, now):
-            continue
-        if not blocked:
-            known.stuck = mark
+        if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
+            if _place(m, model, known, turn, now):
+                blocked = NONE
+                continue
+            known.stuck[turn.slo_class] = mark
         blocked |= m.settings.sharing(model, turn.slo_class)
 
 
@@ -181,8 +177,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     tenant = settings.tenants[request.tenant]
     weight = tenant.weight * m.spec_of(live).weight
     load = ledger.loads[chosen.incarnation]
-    cached = placement.cached_tokens
-    given = request.input_tokens
+    cached, given = placement.cached_tokens, request.input_tokens
     prefill = profile.prefill_ns(
         given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
     )
@@ -202,13 +197,15 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     )
     counter = ledger.counter(live.model, request.tenant)
     ledger.book(attempt, flight, settings.rates[live.model])
+    m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
     leave(m, live, known, now)
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
     known.fleet.dispatches += 1
     chosen.last_used = known.fleet.dispatches
     known.fleet.rerank(chosen, load, facts)
-    if request.prefix:
+    if request.prefix_tokens:
+        known.fleet.version += 1  # whoever shares the prefix needs less prefill there now
         m.prefixes[live.model].remember(
             chosen, request.prefix, request.prefix_tokens, facts.prefix_capacity
         )

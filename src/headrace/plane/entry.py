@@ -26,25 +26,24 @@ from headrace.plane.fleet import Candidate, PoolFacts, Replica, serves, view
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
 from headrace.policy.ordering.orders import FAR
-from headrace.policy.predict.demand import demand
+from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import (
-    NS_PER_S,
     Blocks,
     Bytes,
     DurationNs,
     InstantNs,
     Tokens,
     WorkNs,
-    ceil_div,
     later,
     ms,
 )
 
-_MINUTE = 60 * NS_PER_S
 
+def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
+    """Decide on a request and either queue or refuse it (ADM-1..6).
 
-def arrive(m: Machine, request: Request, now: InstantNs) -> None:
-    """Decide on a request and either queue or refuse it (ADM-1..6)."""
+    Returns the model whose backlog it changed, or None.
+    """
     settings = m.settings
     assert request.id not in m.state.live, f"{request.id} arrived twice"
     tenant = settings.tenants.get(request.tenant)
@@ -53,7 +52,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> None:
     facts = settings.pool_for(ModelName(spec.name), slo_class) if spec is not None else None
     if tenant is None or spec is None or slo_class not in settings.classes or facts is None:
         _strange(m, request, slo_class, now)
-        return
+        return None
     asked = _Asked(m, request, tenant, spec, slo_class, facts)
     evidence = asked.evidence(m, now)
     decision = settings.config.admission.decide(evidence)
@@ -83,9 +82,10 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> None:
             row,
         )
         m.state.accounts.conclude(tally, row)
-        return
+        return None
     tally.admitted += 1
     _enqueue(m, asked, evidence, entry, record.decision_id, now)
+    return asked.model
 
 
 class _Asked:
@@ -114,12 +114,16 @@ class _Asked:
         self.first_ns = profile.decode_step_ns(1, request.input_tokens)
         self.ttft_ns = _first_token_bound(self.bounds, self.demand, facts)
         self.weight = tenant.weight
+        self.in_engine_ns: int = self.demand.prefill_ns
+        """From dispatch to first token as the engines stand; fixes the latest start."""
         self.known = m.state.models[self.model]
 
     def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
         """Freeze what admission may look at."""
         settings, request, known = m.settings, self.request, self.known
         ready, largest, views, rest = _survey(m, self, now)
+        if views:
+            self.in_engine_ns = min(v.pending_prefill_ns + v.prefill_ns for v in views)
         waiting = known.backlog.tenants.get(request.tenant)
         queue = waiting.classes.get(self.slo_class) if waiting is not None else None
         own_queued = queue.ready.size + queue.late.size if queue is not None else 0
@@ -149,11 +153,10 @@ class _Asked:
             rest_bound_ns=rest,
         )
 
-    def key(self, m: Machine, now: InstantNs) -> int:
-        """Return the request's place within its tenant's queue."""
+    def latest_start(self, now: InstantNs) -> InstantNs:
+        """Return when the request must be sent to meet its first-token bound."""
         bound = FAR if self.ttft_ns is None else self.ttft_ns
-        latest = later(now, bound - self.demand.prefill_ns - self.first_ns)
-        return m.settings.order.key(latest, self.request.id)
+        return later(now, bound - self.in_engine_ns - self.first_ns)
 
     def _contract(self) -> ContractFacts:
         tenant, spec = self.tenant, self.spec
@@ -173,32 +176,32 @@ class _Asked:
         if limits == (None, None, None):
             return _unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
-        tpm, rpm, most = limits
-        short_tokens = 0 if tpm is None else need * _MINUTE - quota.tokens
-        short_requests = 0 if rpm is None else _MINUTE - quota.requests
+        tokens, requests, most = quota.tokens, quota.requests, tenant.max_parallel_requests
         return BudgetFacts(
             tokens_needed=need,
-            tokens_left=None if tpm is None else quota.tokens // _MINUTE,
-            tokens_limit=tpm,
-            tokens_wait_ns=DurationNs(max(0, ceil_div(short_tokens, tpm or 1))),
-            requests_left=None if rpm is None else quota.requests // _MINUTE,
-            requests_wait_ns=DurationNs(max(0, ceil_div(short_requests, rpm or 1))),
+            tokens_left=None if tokens is None else tokens.level,
+            tokens_limit=tenant.tpm_limit,
+            tokens_wait_ns=DurationNs(0) if tokens is None else tokens.wait_ns(need),
+            requests_left=None if requests is None else requests.level,
+            requests_wait_ns=DurationNs(0) if requests is None else requests.wait_ns(1),
             parallel_left=None if most is None else most - quota.parallel,
         )
 
     def reserved_tokens(self) -> Tokens:
         """Return what quota is reserved: input plus the output the caller allows, else p90."""
-        request, limit = self.request, self.demand.output_p90
-        output = limit if request.max_output is None else request.max_output
+        request, output = self.request, self.demand.output_p90
+        if request.max_output is not None:
+            output = output_limit(request, self.spec)
         return Tokens((request.input_tokens + output) * max(1, request.fan_out))
 
     def _wait(self, m: Machine, ready: int, now: InstantNs) -> WaitFacts:
         backlog, tenant = self.known.backlog, self.request.tenant
         mine = backlog.tenants.get(tenant)
-        ahead, key = 0, (self.key(m, now), int(self.request.id))
+        key = m.settings.order.key(self.latest_start(now), self.request.id)
+        ahead = 0
         if mine is not None:
             for queue in mine.classes.values():
-                ahead += queue.ready.ahead(*key)
+                ahead += queue.ready.ahead(key, self.request.id)
         weights = backlog.weights + (self.weight if mine is None else 0)
         return WaitFacts(
             backlog_ns=WorkNs(backlog.work_ns),
@@ -240,6 +243,7 @@ def _survey(
     pools = [p for p in settings.pools_of[asked.model] if serves(p, asked.slo_class)]
     whole = len(pools) == len(settings.pools_of[asked.model])
     names = {p.spec.name for p in pools}
+    live = [p for p in pools if p.spec.name in fleet.ready] or pools
     matches = tuple(m.prefixes[asked.model].match(asked.request.prefix))
     wanted = Candidate(asked.request, asked.demand, matches)
     limit = settings.config.routing.candidates
@@ -258,11 +262,8 @@ def _survey(
         for replica in picked
         if whole or replica.pool in names
     )
-    if whole:
-        ready = len(fleet.replicas)
-    else:
-        ready = sum(1 for replica in fleet.replicas.values() if replica.pool in names)
-    return ready, max(p.blocks_total for p in pools), views, rest
+    ready = sum(count for pool, count in fleet.ready.items() if pool in names)
+    return ready, max(p.blocks_total for p in live), views, rest
 
 
 def _enqueue(
@@ -276,7 +277,8 @@ def _enqueue(
     """Reserve quota, queue the request and make room if its class is full."""
     request, backlog = asked.request, asked.known.backlog
     m.state.ledger.hold(request.id, asked.tenant, evidence.budget.tokens_needed, now)
-    key = asked.key(m, now)
+    latest = asked.latest_start(now)
+    key = m.settings.order.key(latest, request.id)
     bound = FAR if asked.ttft_ns is None else asked.ttft_ns
     m.state.live[request.id] = Live(
         request=request,
@@ -288,6 +290,7 @@ def _enqueue(
         decision=decision,
         revision=m.state.revision,
         deadline=later(now, bound),
+        latest_start=latest,
         key=key,
         first_ns=asked.first_ns,
     )

@@ -85,6 +85,8 @@ class Fleet(Struct):
     replicas: dict[ReplicaName, Replica] = {}
     ranking: Ranked[str] = field(default_factory=Ranked)
     slots: list[ReplicaName | None] = []
+    ready: dict[PoolName, int] = {}
+    """Replicas of each pool that has any."""
     version: int = 0
     """Changes whenever a replica may have become able to take more."""
     dispatches: int = 0
@@ -99,6 +101,7 @@ class Fleet(Struct):
             self.slots[slot] = name
         replica = Replica(name=name, incarnation=incarnation, pool=pool, slot=slot)
         self.replicas[name] = replica
+        self.ready[pool] = self.ready.get(pool, 0) + 1
         self.ranking.add(0, name)
         self.version += 1
         return replica
@@ -108,6 +111,9 @@ class Fleet(Struct):
         replica = self.replicas.pop(name)
         self.ranking.remove(replica.rank, name)
         self.slots[replica.slot] = None
+        self.ready[replica.pool] -= 1
+        if not self.ready[replica.pool]:
+            del self.ready[replica.pool]
         self.version += 1
         return replica
 
@@ -265,6 +271,16 @@ def view(
         age_ns=None if snapshot is None else DurationNs(now - snapshot.observed_at),
         last_used=replica.last_used,
     )
+
+
+def was_reset(before: Snapshot, after: Snapshot) -> bool:
+    """Return whether an engine's counts fell: it restarted in place, and its cache is empty."""
+    counts = (
+        (before.preemptions, after.preemptions),
+        (before.prefix_tokens_queried, after.prefix_tokens_queried),
+        (before.prefix_tokens_hit, after.prefix_tokens_hit),
+    )
+    return any(old is not None and new is not None and new < old for old, new in counts)
 
 
 def serves(facts: PoolFacts, slo_class: ClassName) -> bool:

@@ -196,7 +196,11 @@ class _Replay:
         if self.plane is None or head.resumed:
             if not self.verified:
                 self.first = head.index
-            self.plane, self.index, self.digest = Plane.thaw(head.state), head.index, head.digest
+            try:
+                self.plane = Plane.thaw(head.state)
+            except msgspec.DecodeError as broken:
+                raise JournalError(f"the checkpoint of record {head.index}: {broken}") from broken
+            self.index, self.digest = head.index, head.digest
             return None
         same = self.plane.freeze() == head.state and head.digest == self.digest
         if same and head.index == self.index:
@@ -214,8 +218,8 @@ class _Replay:
         kind = type(record.event).__name__
         try:
             effects = self.plane.handle(record.event, now=record.now)
-        except (AssertionError, KeyError, msgspec.ValidationError) as impossible:
-            why = f"replay refused it: {impossible}"
+        except Exception as impossible:  # noqa: BLE001 - whatever an altered event may break
+            why = f"replay refused it: {type(impossible).__name__} {impossible}"
             return Differs(index=self.index, now=record.now, event=kind, why=why)
         self.digest = chain(self.digest, record.now, record.event, effects)
         if self.digest != record.digest:

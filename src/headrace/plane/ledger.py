@@ -12,7 +12,7 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.policy.fairness.vtc import Rates, lifted, share
-from headrace.units import NS_PER_S, DurationNs, InstantNs, blocks_for
+from headrace.units import NS_PER_S, DurationNs, InstantNs, blocks_for, ceil_div
 
 _MINUTE = 60 * NS_PER_S
 
@@ -24,15 +24,36 @@ class Hold(Struct, gc=False):
     tokens: int
 
 
-class Quota(Struct, gc=False):
-    """One tenant's buckets. Levels are in units of 1/60e9, so that refilling is exact.
+class Bucket(Struct, gc=False):
+    """A level that refills by `limit` a minute, exactly: whole units and a rest in 1/60e9 of one.
 
-    A level may fall below zero when an answer outgrows its reserve: the debt delays what follows.
+    It may fall below zero when an answer outgrows its reserve: the debt delays what follows.
     """
 
-    tokens: int
-    requests: int
+    limit: int
+    level: int
+    rest: int = 0
+
+    def refill(self, limit: int, passed: int) -> None:
+        """Add what `passed` nanoseconds bring, up to a full bucket of `limit`."""
+        more, self.rest = divmod(self.rest + passed * limit, _MINUTE)
+        self.limit = limit
+        self.level += more
+        if self.level >= limit:
+            self.level, self.rest = limit, 0
+
+    def wait_ns(self, need: int) -> DurationNs:
+        """Return how long until it holds `need`, if nothing else is taken."""
+        short = (need - self.level) * _MINUTE - self.rest
+        return DurationNs(ceil_div(short, self.limit) if short > 0 else 0)
+
+
+class Quota(Struct, gc=False):
+    """One tenant's buckets; None where it has no such limit, so that nothing is counted there."""
+
     at: InstantNs
+    tokens: Bucket | None = None
+    requests: Bucket | None = None
     parallel: int = 0
     reserved: int = 0
     """Tokens held by live requests."""
@@ -79,8 +100,8 @@ class Counters(Struct):
     """The virtual counters of one model's tenants."""
 
     values: dict[TenantId, int] = {}
-    last_out: int | None = None
-    """Counter of the tenant that left the queue last, when it left."""
+    last_out: TenantId | None = None
+    """The tenant that left the queue last."""
 
 
 class Ledger(Struct):
@@ -93,23 +114,13 @@ class Ledger(Struct):
     counters: dict[ModelName, Counters] = {}
 
     def quota(self, spec: TenantSpec, now: InstantNs) -> Quota:
-        """Return a tenant's buckets, refilled to `now`."""
-        tenant = TenantId(spec.name)
-        quota = self.quotas.get(tenant)
+        """Return a tenant's buckets, refilled to `now`; a new limit starts with a full one."""
+        quota = self.quotas.get(TenantId(spec.name))
         if quota is None:
-            quota = self.quotas[tenant] = Quota(
-                tokens=(spec.tpm_limit or 0) * _MINUTE,
-                requests=(spec.rpm_limit or 0) * _MINUTE,
-                at=now,
-            )
-            return quota
+            quota = self.quotas[TenantId(spec.name)] = Quota(at=now)
         passed = now - quota.at
-        if spec.tpm_limit is not None:
-            full = spec.tpm_limit * _MINUTE
-            quota.tokens = min(full, quota.tokens + passed * spec.tpm_limit)
-        if spec.rpm_limit is not None:
-            full = spec.rpm_limit * _MINUTE
-            quota.requests = min(full, quota.requests + passed * spec.rpm_limit)
+        quota.tokens = _refilled(quota.tokens, spec.tpm_limit, passed)
+        quota.requests = _refilled(quota.requests, spec.rpm_limit, passed)
         quota.at = now
         return quota
 
@@ -117,8 +128,10 @@ class Ledger(Struct):
         """Reserve quota for an admitted request, in the very step that admitted it (trap 3)."""
         assert request not in self.holds, f"{request} holds quota already"
         quota = self.quota(spec, now)
-        quota.tokens -= tokens * _MINUTE
-        quota.requests -= _MINUTE
+        if quota.tokens is not None:
+            quota.tokens.level -= tokens
+        if quota.requests is not None:
+            quota.requests.level -= 1
         quota.parallel += 1
         quota.reserved += tokens
         self.holds[request] = Hold(TenantId(spec.name), tokens)
@@ -127,7 +140,8 @@ class Ledger(Struct):
         """End a hold: what was reserved beyond `used` tokens goes back."""
         hold = self.holds.pop(request)
         quota = self.quotas[hold.tenant]
-        quota.tokens += (hold.tokens - used) * _MINUTE
+        if quota.tokens is not None:
+            quota.tokens.level += hold.tokens - used
         quota.parallel -= 1
         quota.reserved -= hold.tokens
 
@@ -150,12 +164,12 @@ class Ledger(Struct):
         """Lift a tenant that becomes backlogged; `least` is the least of those that are."""
         book = self.counters.setdefault(model, Counters())
         floor = None if least is None else book.values[least]
-        book.values[tenant] = lifted(book.values.get(tenant, 0), floor, book.last_out)
+        last = None if book.last_out is None else book.values[book.last_out]
+        book.values[tenant] = lifted(book.values.get(tenant, 0), floor, last)
 
     def leave_queue(self, model: ModelName, tenant: TenantId) -> None:
-        """Remember the counter of a tenant that has nothing waiting any more."""
-        book = self.counters[model]
-        book.last_out = book.values[tenant]
+        """Remember the tenant that has nothing waiting any more."""
+        self.counters[model].last_out = tenant
 
     def book(self, attempt: AttemptId, flight: Flight, rates: Rates) -> None:
         """Book an attempt: KV, prefill and the service of input plus predicted output."""
@@ -166,7 +180,7 @@ class Ledger(Struct):
         load.attempts += 1
         load.gaps[flight.gap_ns] = load.gaps.get(flight.gap_ns, 0) + 1
         self.flights[attempt] = flight
-        self._charge(flight, rates, flight.cached_tokens, flight.predicted)
+        self._charge(flight, rates, flight.predicted)
 
     def first_token(self, attempt: AttemptId) -> Flight:
         """Move an attempt from prefill to decode."""
@@ -188,17 +202,20 @@ class Ledger(Struct):
         load = self.loads[flight.incarnation]
         load.context_tokens += fresh
         if made > flight.predicted:
-            self._charge(flight, rates, flight.cached_tokens, made)
+            self._charge(flight, rates, made)
             blocks = blocks_for(flight.input_tokens + made)
             if blocks > flight.blocks:  # growth beyond the reserve draws on the preemption reserve
                 load.blocks += blocks - flight.blocks
                 flight.blocks = blocks
         return fresh
 
-    def close(self, attempt: AttemptId, usage: Usage | None, rates: Rates) -> Flight:
-        """End a flight: free KV and settle service on usage, else on the tokens seen.
+    def close(
+        self, attempt: AttemptId, rates: Rates, usage: Usage | None = None, seen: int = 0
+    ) -> int:
+        """End a flight: free KV, settle service on usage, else on the tokens seen; return those.
 
-        Without a first token and without usage nothing was served: the charge is refunded.
+        `seen` are tokens that the driver saw and no tick told. Without a token and without usage
+        nothing was served: the charge is refunded.
         """
         flight = self.flights.pop(attempt)
         load = self.loads[flight.incarnation]
@@ -214,15 +231,20 @@ class Ledger(Struct):
             load.context_tokens -= flight.input_tokens + flight.made
         else:
             load.pending_prefill_ns -= flight.prefill_ns
-        if usage is not None:
-            self._charge(flight, rates, usage.cached_tokens, usage.output_tokens)
-        elif flight.streaming:
-            self._charge(flight, rates, flight.cached_tokens, flight.made)
+        made = max(flight.made, seen)
+        if usage is not None:  # its input may differ from what we were told
+            cached = min(usage.cached_tokens, usage.input_tokens)
+            uncached = usage.input_tokens - cached
+            service = rates.service(uncached, cached, usage.output_tokens)
+            self._recharge(flight, share(service, flight.weight))
+        elif made:
+            self._charge(flight, rates, made)
         else:
             self._recharge(flight, 0)
-        return flight
+        return made
 
-    def _charge(self, flight: Flight, rates: Rates, cached: int, output: int) -> None:
+    def _charge(self, flight: Flight, rates: Rates, output: int) -> None:
+        cached = flight.cached_tokens
         service = rates.service(flight.input_tokens - cached, cached, output)
         self._recharge(flight, share(service, flight.weight))
         flight.predicted = output
@@ -231,3 +253,12 @@ class Ledger(Struct):
         values = self.counters[flight.model].values
         values[flight.tenant] += amount - flight.charged
         flight.charged = amount
+
+
+def _refilled(bucket: Bucket | None, limit: int | None, passed: int) -> Bucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return Bucket(limit=limit, level=limit)
+    bucket.refill(limit, passed)
+    return bucket

@@ -43,6 +43,7 @@ class Resolved:
             for model, pools in self.pools_of.items()
         }
         self.stale_after_ns = config.stale_after_ns()
+        self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
         """Return the class asked for, else the tenant's default, else the first configured."""
@@ -61,12 +62,13 @@ class Resolved:
 
     def sharing(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
         """Return the classes that can go nowhere if this one cannot: served by its pools only."""
-        mine = [facts for facts in self.pools_of[model] if serves(facts, slo_class)]
-        return frozenset(
-            name
-            for name in self.classes
-            if all(facts in mine for facts in self.pools_of[model] if serves(facts, name))
-        )
+        found = self._sharing.get((model, slo_class))
+        if found is None:
+            others = [f for f in self.pools_of[model] if not serves(f, slo_class)]
+            found = self._sharing[model, slo_class] = frozenset(
+                name for name in self.classes if not any(serves(f, name) for f in others)
+            )
+        return found
 
 
 class Machine:
@@ -79,17 +81,17 @@ class Machine:
         self.resolved: Resolved | None = None
         self.prefixes: dict[ModelName, PrefixIndex] = {}
         if state.config:
-            self.configure(state.config)
+            self.configure(Resolved(decode(state.config)))
 
-    def configure(self, content: bytes) -> None:
-        """Resolve a configuration; models it adds start empty."""
-        self.resolved = Resolved(decode(content))
-        for model in self.resolved.config.models:
+    def configure(self, resolved: Resolved) -> None:
+        """Decide by a configuration from here on; models it adds start empty."""
+        self.resolved = resolved
+        for model in resolved.config.models:
             name = ModelName(model.name)
             known = self.state.models.get(name)
             if known is None:
                 known = self.state.models[name] = ModelState()
-                pools = self.resolved.pools_of.get(name)
+                pools = resolved.pools_of.get(name)
                 known.rate.start(pools[0].spec.work_rate if pools else 1.0)
             self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
 
@@ -129,7 +131,7 @@ class Machine:
         live.advance(Phase.ENDED)
         request, state = live.request, self.state
         del state.live[request.id]
-        state.ledger.settle(request.id, _billed(usage, timing, request.input_tokens))
+        state.ledger.settle(request.id, _billed(usage, live.made, request.input_tokens))
         if outcome is Outcome.SUCCESS and usage is not None:
             prediction = self.settings.config.prediction
             groups = prediction.groups_of(
@@ -170,12 +172,13 @@ class Machine:
         if usage is None:
             return WorkNs(0)
         facts = self.settings.pool_for(live.model, live.slo_class)
-        assert facts is not None, "an admitted request has a pool"
+        if facts is None:  # its class lost its pool while it ran
+            facts = self.settings.pools_of[live.model][0]
         return facts.spec.profile.work_ns(usage.input_tokens, 0, usage.output_tokens)
 
 
-def _billed(usage: Usage | None, timing: StreamTiming, given: int) -> int:
-    """Return the tokens to settle quota on: the engine's count, else what was seen."""
+def _billed(usage: Usage | None, made: int, given: int) -> int:
+    """Return the tokens to settle quota on: the engine's count, else what the caller was sent."""
     if usage is not None:
         return usage.input_tokens + usage.output_tokens
-    return given + timing.tokens if timing.tokens else 0
+    return given + made if made else 0

@@ -12,9 +12,6 @@ from headrace.plane.ranked import Ranked
 from headrace.policy.contracts import Order
 from headrace.units import InstantNs
 
-SCAN = 64
-"""Tenants looked at for one turn while some classes have no open replica."""
-
 
 class ClassQueue(Struct):
     """One tenant's waiting requests of one class, weighted by predicted work."""
@@ -23,6 +20,10 @@ class ClassQueue(Struct):
     """Those that can still make it, by the order's key."""
     late: Ranked[int] = field(default_factory=Ranked)
     """Relegated: past their latest start, behind everything else of their tenant."""
+    turn: int | None = None
+    """Its rank among its class's queues as listed; None: not listed yet."""
+    urgent: bool = False
+    """Listed among the urgent, else among those that lend their turn."""
 
     def work(self) -> int:
         """Return the predicted work that waits here."""
@@ -35,10 +36,6 @@ class TenantQueue(Struct):
     weight: int
     classes: dict[ClassName, ClassQueue] = {}
     count: int = 0
-    turn: int | None = None
-    """Its rank among tenants as listed; None: not listed yet."""
-    urgent: bool = False
-    """Listed among the urgent, else among those that lend their turn."""
     change_at: int | None = None
     """When its listing must be looked at again."""
 
@@ -80,10 +77,10 @@ class Backlog(Struct):
     """Everything that waits for one model."""
 
     tenants: dict[TenantId, TenantQueue] = {}
-    urgent: Ranked[str] = field(default_factory=Ranked)
-    """Tenants with feasible work that cannot wait, by turn."""
-    lending: Ranked[str] = field(default_factory=Ranked)
-    """Tenants that can wait or are hopeless, by turn: they go when nobody is urgent."""
+    urgent: dict[ClassName, Ranked[str]] = {}
+    """By class, the tenants with feasible work in it that cannot wait, by turn."""
+    lending: dict[ClassName, Ranked[str]] = {}
+    """By class, those that can wait or are hopeless, by turn: they go when nobody is urgent."""
     changes: Ranked[str] = field(default_factory=Ranked)
     """Tenants by the instant their listing changes."""
     queued: dict[ClassName, int] = {}
@@ -129,10 +126,13 @@ class Backlog(Struct):
         self.work_ns -= work
         self.queued[slo_class] -= 1
         if not queue.ready.size and not queue.late.size:
+            if queue.turn is not None:
+                self._listing(slo_class, urgent=queue.urgent).remove(queue.turn, tenant)
             del mine.classes[slo_class]
         if mine.count:
             return False
-        self._unlist(tenant, mine)
+        if mine.change_at is not None:
+            self.changes.remove(mine.change_at, tenant)
         self.weights -= mine.weight
         del self.tenants[tenant]
         return True
@@ -150,20 +150,21 @@ class Backlog(Struct):
 
     def refresh(self, order: Order, tenant: TenantId, counter: int, now: InstantNs) -> None:
         """List a waiting tenant anew by its turn; call after any change of queue or counter."""
-        mine = self.tenants[tenant]
-        head = mine.head(_NONE)
-        lend = order.lend_after_ns
-        first = head[0] if head is not None else 0
-        urgent = head is not None and (lend is None or first - now <= lend)
+        mine, lend = self.tenants[tenant], order.lend_after_ns
         change: int | None = None
-        if head is not None and order.relegates:
-            change = first + 1 if urgent or lend is None else first - lend
-        turn = order.turn(counter, first)
-        if turn != mine.turn or urgent is not mine.urgent:
-            if mine.turn is not None:
-                (self.urgent if mine.urgent else self.lending).remove(mine.turn, tenant)
-            (self.urgent if urgent else self.lending).add(turn, tenant)
-            mine.turn, mine.urgent = turn, urgent
+        for slo_class, queue in mine.classes.items():
+            head = queue.ready.first()
+            first = head[0] if head is not None else 0
+            urgent = head is not None and (lend is None or first - now <= lend)
+            if head is not None and order.relegates:
+                at = first + 1 if urgent or lend is None else first - lend
+                change = at if change is None or at < change else change
+            turn = order.turn(counter, first)
+            if turn != queue.turn or urgent is not queue.urgent:
+                if queue.turn is not None:
+                    self._listing(slo_class, urgent=queue.urgent).remove(queue.turn, tenant)
+                self._listing(slo_class, urgent=urgent).add(turn, tenant)
+                queue.turn, queue.urgent = turn, urgent
         if change != mine.change_at:
             if mine.change_at is not None:
                 self.changes.remove(mine.change_at, tenant)
@@ -182,46 +183,54 @@ class Backlog(Struct):
         return InstantNs(first[0]) if first is not None else None
 
     def next_turn(self, blocked: frozenset[ClassName]) -> Turn | None:
-        """Return whose turn it is among classes not blocked, or None if nobody may go."""
-        looked = 0
-        for ranked in (self.urgent, self.lending):
-            for turn, name in ranked:
-                tenant = TenantId(name)
-                mine = self.tenants[tenant]
-                head = mine.head(blocked)
-                relegated = head is None
-                head = head or mine.late_head(blocked)
-                if head is not None:
-                    first = self.lending.first()
-                    lent = ranked is self.urgent and first is not None and first[0] < turn
-                    return Turn(tenant, RequestId(head[1]), head[2], relegated, lent)
-                looked += 1
-                if looked >= SCAN:
-                    return None
-        return None
+        """Return whose turn it is among classes not blocked, or None if nobody waits in them."""
+        urgent, lending = _first(self.urgent, blocked), _first(self.lending, blocked)
+        listed = lending if urgent is None else urgent
+        if listed is None:
+            return None
+        mine = self.tenants[TenantId(listed[1])]
+        ready = mine.head(blocked)
+        head = mine.late_head(blocked) if ready is None else ready
+        assert head is not None, f"{listed[1]} is listed with nothing waiting"
+        lent = urgent is not None and lending is not None and lending[0] < urgent[0]
+        return Turn(TenantId(listed[1]), RequestId(head[1]), head[2], ready is None, lent)
 
     def least(self) -> TenantId | None:
         """Return the waiting tenant with the smallest turn, lending or not."""
-        firsts = [pair for pair in (self.urgent.first(), self.lending.first()) if pair is not None]
-        return TenantId(min(firsts)[1]) if firsts else None
+        urgent, lending = _first(self.urgent, NONE), _first(self.lending, NONE)
+        if urgent is None or (lending is not None and lending < urgent):
+            return None if lending is None else TenantId(lending[1])
+        return TenantId(urgent[1])
 
     def furthest_over(self, slo_class: ClassName) -> TenantId | None:
         """Return the tenant with the largest turn that has something waiting in a class."""
         best: tuple[int, str] | None = None
-        for ranked in (self.urgent, self.lending):
-            for pair in ranked.backwards():
-                if best is not None and pair <= best:
-                    break
-                if slo_class in self.tenants[TenantId(pair[1])].classes:
-                    best = pair
-                    break
+        for listing in (self.urgent, self.lending):
+            ranked = listing.get(slo_class)
+            last = ranked.last() if ranked is not None else None
+            if last is not None and (best is None or last > best):
+                best = last
         return TenantId(best[1]) if best is not None else None
 
-    def _unlist(self, tenant: TenantId, mine: TenantQueue) -> None:
-        if mine.turn is not None:
-            (self.urgent if mine.urgent else self.lending).remove(mine.turn, tenant)
-        if mine.change_at is not None:
-            self.changes.remove(mine.change_at, tenant)
+    def _listing(self, slo_class: ClassName, *, urgent: bool) -> Ranked[str]:
+        listing = self.urgent if urgent else self.lending
+        ranked = listing.get(slo_class)
+        if ranked is None:
+            ranked = listing[slo_class] = Ranked()
+        return ranked
 
 
-_NONE: frozenset[ClassName] = frozenset()
+def _first(
+    listing: dict[ClassName, Ranked[str]], blocked: frozenset[ClassName]
+) -> tuple[int, str] | None:
+    """Return the smallest (turn, tenant) of the classes not blocked."""
+    best: tuple[int, str] | None = None
+    for name, ranked in listing.items():
+        first = ranked.first()
+        if first is not None and name not in blocked and (best is None or first < best):
+            best = first
+    return best
+
+
+NONE: frozenset[ClassName] = frozenset()
+"""No class is blocked."""

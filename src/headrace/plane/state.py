@@ -10,6 +10,7 @@ from headrace.model.ids import (
     AttemptId,
     ClassName,
     DecisionId,
+    Incarnation,
     ModelName,
     ReplicaName,
     RequestId,
@@ -59,6 +60,8 @@ class Live(Struct):
     """The policy revision it began with and ends under (ADM-6)."""
     deadline: InstantNs
     """Absolute first-token deadline."""
+    latest_start: InstantNs
+    """When it must be sent to meet that, as the engines stood on its arrival."""
     key: int
     """Its place within its tenant's queue."""
     first_ns: DurationNs
@@ -69,6 +72,8 @@ class Live(Struct):
     attempt: AttemptId | None = None
     replica: ReplicaName | None = None
     dispatched_at: InstantNs = InstantNs(0)
+    made: int = 0
+    """Tokens it is known to have made, once its attempt is closed."""
 
     def advance(self, phase: Phase) -> None:
         """Move on; an illegal move is a bug and changes nothing."""
@@ -82,8 +87,8 @@ class ModelState(Struct):
     backlog: Backlog = field(default_factory=Backlog)
     fleet: Fleet = field(default_factory=Fleet)
     rate: Rate = field(default_factory=Rate)
-    stuck: tuple[int, int] = (-1, -1)
-    """(request, fleet version) of the last turn that found no open replica."""
+    stuck: dict[ClassName, tuple[int, int]] = {}
+    """By class, (request, fleet version) of the last turn that found no open replica."""
 
 
 class PlaneState(Struct):
@@ -99,6 +104,8 @@ class PlaneState(Struct):
     ledger: Ledger = field(default_factory=Ledger)
     outputs: OutputState = field(default_factory=OutputState)
     accounts: Accounts = field(default_factory=Accounts)
+    gone: dict[ReplicaName, Incarnation] = {}
+    """The last incarnation of replicas that have left, the longest gone first."""
     ignored: dict[str, int] = {}
     """Late, duplicate and unknown events by kind: expected, counted, without effect."""
 

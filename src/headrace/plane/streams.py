@@ -5,9 +5,9 @@ from headrace.model.effect import Cancel, Fail
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import Ended, ProgressTick, ReplicaDown, ReplicaUp, Restarted
 from headrace.model.ids import AttemptId, ModelName, ReplicaName, RequestId, TenantId
-from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.plane import dispatch
+from headrace.plane.fleet import was_reset
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.units import InstantNs
@@ -23,15 +23,13 @@ def first_token(m: Machine, attempt: AttemptId, now: InstantNs) -> None:
     live.advance(Phase.STREAMING)
     m.state.ledger.first_token(attempt)
     known = m.state.models[live.model]
-    uncached = flight.input_tokens - flight.cached_tokens
-    profile = _profile(m, known, live)
-    known.rate.fresh_ns += profile.work_ns(uncached, flight.cached_tokens, 0)
+    known.rate.fresh_ns += live.demand.work_p50_ns
     _changed(m, known, live)
     dispatch.run(m, live.model, known, now)
 
 
 def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
-    """Replace predictions by tokens made; learn the rate at which work is completed."""
+    """Replace predictions by tokens made; close a span of the rate at which queued work drains."""
     ledger, state = m.state.ledger, m.state
     grown: dict[tuple[ModelName, TenantId], None] = {}
     for attempt, made in tick.moved:
@@ -40,11 +38,7 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
             m.ignore("tick")
             continue
         before = flight.charged
-        fresh = ledger.progress(flight, made, m.settings.rates[flight.model])
-        if fresh > 0:
-            known, live = state.models[flight.model], state.live[flight.request]
-            context = flight.input_tokens + made
-            known.rate.fresh_ns += fresh * _profile(m, known, live).token_ns(context)
+        ledger.progress(flight, made, m.settings.rates[flight.model])
         if flight.charged != before:
             grown[flight.model, flight.tenant] = None
     for model, tenant in grown:
@@ -53,6 +47,8 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
     for known in state.models.values():
         replicas = len(known.fleet.replicas)
         known.rate.tick(now, replicas, waiting=bool(known.backlog.size))
+    for model in dict.fromkeys(model for model, _ in grown):
+        dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
     for model in dict.fromkeys(model for model, _ in grown):
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
@@ -65,13 +61,14 @@ def ended(m: Machine, event: Ended, now: InstantNs) -> None:
         return
     live = m.state.live[flight.request]
     known = m.state.models[live.model]
-    if event.timing.tokens and not flight.streaming:
-        live.advance(Phase.STREAMING)  # its first token was not told apart
-    _close(m, known, live, event.usage)
+    usage, timing = event.usage, event.timing
+    if timing.tokens and not flight.streaming:  # its first token was not told apart
+        known.rate.fresh_ns += live.demand.work_p50_ns
+    _close(m, known, live, usage, timing.tokens)
     reason = Reason.UPSTREAM_ERROR if event.outcome is Outcome.ERROR else None
     if reason is not None:
         m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
-    m.conclude(live, now, event.outcome, reason=reason, usage=event.usage, timing=event.timing)
+    m.conclude(live, now, event.outcome, reason=reason, usage=usage, timing=timing)
     dispatch.run(m, live.model, known, now)
 
 
@@ -86,25 +83,37 @@ def caller_left(m: Machine, request: RequestId, now: InstantNs) -> None:
         dispatch.leave(m, live, known, now)
     else:
         _cancel(m, known, live)
-        _close(m, known, live, None)
+        _close(m, known, live)
     m.conclude(live, now, Outcome.CLIENT_CANCEL)
     dispatch.run(m, live.model, known, now)
 
 
 def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:
-    """A replica is ready. The same name with another incarnation replaces the old one."""
+    """A replica is ready. The same name with a later incarnation replaces the old one.
+
+    An incarnation that lives, or whose farewell was heard, does not come again: that is a late or
+    repeated message.
+    """
     facts = m.settings.pools.get(event.pool)
-    if facts is None:
+    model = None if facts is None else ModelName(facts.spec.model)
+    known = None if model is None else m.state.models.get(model)
+    if model is None or known is None or event.incarnation in m.state.ledger.loads:
         m.ignore("up")
         return
-    model = ModelName(facts.spec.model)
-    known = m.state.models[model]
-    present = known.fleet.replicas.get(event.replica)
-    if present is not None:
-        if present.incarnation >= event.incarnation:
+    gone = m.state.gone.get(event.replica)
+    if gone is not None and gone >= event.incarnation:
+        m.ignore("up")
+        return
+    for other, theirs in m.state.models.items():
+        present = theirs.fleet.replicas.get(event.replica)
+        if present is None:
+            continue
+        if present.incarnation > event.incarnation:
             m.ignore("up")
             return
-        _lose(m, model, known, event.replica, now)
+        lose(m, other, theirs, event.replica, now)
+        if other != model:
+            dispatch.run(m, other, theirs, now)
     m.state.ledger.open_load(event.incarnation)
     known.fleet.join(event.replica, event.incarnation, event.pool)
     dispatch.run(m, model, known, now)
@@ -115,21 +124,40 @@ def replica_down(m: Machine, event: ReplicaDown, now: InstantNs) -> None:
     for model, known in m.state.models.items():
         present = known.fleet.replicas.get(event.replica)
         if present is not None and present.incarnation == event.incarnation:
-            _lose(m, model, known, event.replica, now)
+            lose(m, model, known, event.replica, now)
+            _farewell(m, event)
             dispatch.run(m, model, known, now)
             return
     m.ignore("down")
 
 
-def reported(m: Machine, snapshot: Snapshot) -> None:
-    """Keep a replica's newest report; late, duplicate and strangers' ones change nothing."""
-    for known in m.state.models.values():
+GONE = 1_024
+"""Replicas whose farewell is remembered, so that their late messages revive nobody."""
+
+
+def _farewell(m: Machine, event: ReplicaDown) -> None:
+    gone = m.state.gone
+    gone.pop(event.replica, None)
+    gone[event.replica] = event.incarnation
+    if len(gone) > GONE:
+        del gone[next(iter(gone))]
+
+
+def reported(m: Machine, snapshot: Snapshot, now: InstantNs) -> None:
+    """Keep a replica's newest report; late, duplicate and strangers' ones change nothing.
+
+    So does one from the future: it would outlast every report that follows.
+    """
+    for model, known in m.state.models.items():
         replica = known.fleet.replicas.get(snapshot.replica)
         if replica is None or replica.incarnation != snapshot.incarnation:
             continue
         last = replica.snapshot
-        if last is not None and last.observed_at >= snapshot.observed_at:
+        late = last is not None and last.observed_at >= snapshot.observed_at
+        if late or snapshot.observed_at > now:
             break
+        if last is not None and was_reset(last, snapshot):
+            m.prefixes[model].forget(replica)
         replica.snapshot = snapshot
         return
     m.ignore("report")
@@ -138,20 +166,25 @@ def reported(m: Machine, snapshot: Snapshot) -> None:
 def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
     """The driver came back from a checkpoint: no stream survived; books and lessons did."""
     state = m.state
+    assert event.epoch > state.attempts >> EPOCH_BITS, "epochs count the restarts, from 1"
     for live in list(state.live.values()):
         known = state.models[live.model]
         if live.phase is Phase.QUEUED:
             dispatch.leave(m, live, known, now)
         else:
-            _close(m, known, live, None)
+            _close(m, known, live)
         m.conclude(live, now, Outcome.ERROR, reason=Reason.RESTARTED)
     for model, known in state.models.items():
         for name in list(known.fleet.replicas):
             _remove(m, model, known, name)
-    state.attempts = event.epoch << 40
+    state.attempts = event.epoch << EPOCH_BITS
 
 
-def _lose(
+EPOCH_BITS = 40
+"""Attempts are counted below them and restarts above, so that no id comes twice."""
+
+
+def lose(
     m: Machine, model: ModelName, known: ModelState, name: ReplicaName, now: InstantNs
 ) -> None:
     """End every attempt of a replica and its books."""
@@ -159,7 +192,7 @@ def _lose(
     flights = m.state.ledger.flights
     for flight in [f for f in flights.values() if f.incarnation == incarnation]:
         live = m.state.live[flight.request]
-        _close(m, known, live, None)
+        _close(m, known, live)
         m.out.append(
             Fail(request=live.request.id, decision=live.decision, reason=Reason.REPLICA_LOST)
         )
@@ -185,22 +218,18 @@ def _cancel(m: Machine, known: ModelState, live: Live) -> None:
     )
 
 
-def _close(m: Machine, known: ModelState, live: Live, usage: Usage | None) -> None:
+def _close(
+    m: Machine, known: ModelState, live: Live, usage: Usage | None = None, seen: int = 0
+) -> None:
     """Close a live request's flight and relist its tenant, whose counter it may have moved."""
     assert live.attempt is not None
     ledger, rates = m.state.ledger, m.settings.rates[live.model]
-    ledger.close(live.attempt, usage, rates)
+    live.made = ledger.close(live.attempt, rates, usage, seen)
     _changed(m, known, live)
     tenant = live.request.tenant
     if tenant in known.backlog.tenants:
         counter = ledger.counter(live.model, tenant)
         known.backlog.refresh(m.settings.order, tenant, counter, m.state.now)
-
-
-def _profile(m: Machine, known: ModelState, live: Live) -> Profile:
-    """Return the profile of the replica that serves a request."""
-    assert live.replica is not None
-    return m.settings.pools[known.fleet.replicas[live.replica].pool].spec.profile
 
 
 def _changed(m: Machine, known: ModelState, live: Live) -> None:

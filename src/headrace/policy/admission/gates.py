@@ -92,6 +92,13 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 measured=bound - self._budget_for_queue(evidence, bound),
                 threshold=bound,
             )
+        if evidence.first_ns > evidence.gap_ns:  # no engine steps that fast, even alone
+            return Verdict(
+                gate=Gate.DEADLINE,
+                reason=Reason.DEADLINE_IMPOSSIBLE,
+                measured=evidence.first_ns,
+                threshold=evidence.gap_ns,
+            )
         if slack < 0:
             return Verdict(
                 gate=Gate.DEADLINE,
@@ -107,10 +114,14 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _budget_for_queue(self, evidence: EntryEvidence, bound: int) -> int:
         """Return B_queue = D - T_route - T_prefill - T_first - margin of an empty system (ADM-2).
 
-        Below zero not even an empty system could meet the bound: refuse at once.
+        Below zero not even an empty system could meet the bound: refuse at once. A prefix that the
+        nearest replica holds counts; what the others hold does not.
         """
         margin = round(self.margin_ms * NS_PER_MS) + evidence.input_margin_ns
+        view = nearest(evidence)
         alone = evidence.demand.prefill_ns
+        if view is not None and view.cached_tokens:
+            alone = min(alone, view.prefill_ns)
         return bound - evidence.route_ns - alone - evidence.first_ns - margin
 
 
@@ -135,7 +146,7 @@ def contract(evidence: EntryEvidence) -> Verdict:
             facts.context_limit,
         ),
         (
-            evidence.fan_out <= facts.fan_out_limit,
+            0 < evidence.fan_out <= facts.fan_out_limit,
             Reason.FAN_OUT_UNSUPPORTED,
             evidence.fan_out,
             facts.fan_out_limit,
@@ -153,15 +164,18 @@ _CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
 
 
 def budget(evidence: EntryEvidence) -> Verdict:
-    """Return whether the tenant's own limits allow it: rate, tokens, concurrency, queue."""
+    """Return whether the tenant's own limits allow it: tokens, concurrency, rate, queue.
+
+    What waiting cannot cure comes first, so that nobody is asked to come again in vain.
+    """
     facts = evidence.budget
     need, limit = facts.tokens_needed, facts.tokens_limit
+    if limit is not None and need > limit:
+        return _over(Reason.TOKEN_LIMIT, need, limit)
     if facts.parallel_left is not None and facts.parallel_left < 1:
         return _over(Reason.CONCURRENCY, 1, facts.parallel_left)
     if facts.requests_left is not None and facts.requests_left < 1:
         return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
-    if limit is not None and need > limit:
-        return _over(Reason.TOKEN_LIMIT, need, limit)
     if facts.tokens_left is not None and need > facts.tokens_left:
         return _over(Reason.TOKEN_RATE, need, facts.tokens_left)
     if evidence.own_queued >= evidence.own_queue_bound:
@@ -226,10 +240,9 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
     A full bucket refills; a queue drains at least by what was missing. Never shortened.
     """
     match reason:
-        case Reason.TOKEN_RATE:
-            return evidence.budget.tokens_wait_ns
-        case Reason.REQUEST_RATE:
-            return evidence.budget.requests_wait_ns
+        case Reason.TOKEN_RATE | Reason.REQUEST_RATE:  # both buckets must have refilled
+            facts = evidence.budget
+            return max(facts.tokens_wait_ns, facts.requests_wait_ns)
         case Reason.CONCURRENCY | Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
             return DurationNs(max(NS_PER_S, predicted_wait(evidence, Wait.FAIR)))
         case Reason.DEADLINE_QUEUE:

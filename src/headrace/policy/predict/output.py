@@ -26,6 +26,13 @@ class OutputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Output tokens assumed before anything is known. 200: a chat answer."""
     prior_p90: Annotated[int, Meta(ge=1, le=1_000_000)] = 480
 
+    def __post_init__(self) -> None:
+        """Refuse a prior upside down, and a belief that no window could earn."""
+        if self.prior_p90 < self.prior_p50:
+            raise ValueError(f"prior_p90 {self.prior_p90} is below prior_p50 {self.prior_p50}")
+        if self.enough > self.window:
+            raise ValueError(f"enough {self.enough} is more than the window of {self.window}")
+
     def groups_of(self, tenant: str, slo_class: str, model: str, prompt: int) -> tuple[str, ...]:
         """Return a request's groups, finest first; prompts are bucketed by powers of two."""
         by_class = f"{model}|{slo_class}"
@@ -63,6 +70,8 @@ class Window(Struct):
 
     def add(self, tokens: int, size: int) -> None:
         """Remember one length, forgetting the oldest beyond `size`."""
+        if len(self.recent) != size and (self.oldest or len(self.recent) > size):
+            self._resize(size)
         if len(self.recent) < size:
             self.recent.append(tokens)
         else:
@@ -71,6 +80,11 @@ class Window(Struct):
             self.recent[self.oldest] = tokens
             self.oldest = (self.oldest + 1) % size
         insort(self.ordered, tokens)
+
+    def _resize(self, size: int) -> None:
+        """Keep the newest `size`, the oldest of them first: the configured window has changed."""
+        self.recent = (self.recent[self.oldest :] + self.recent[: self.oldest])[-size:]
+        self.ordered, self.oldest = sorted(self.recent), 0
 
 
 class OutputState(Struct):

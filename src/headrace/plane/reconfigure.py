@@ -1,0 +1,81 @@
+"""What becomes of live work when the configuration changes under it?
+
+Requests end under the revision they began with (ADM-6): nothing admitted is judged anew. What was
+taken away ends here: replicas of a pool that is gone are lost with all they hold, and a request that
+still waits for something gone fails with the reason it would be refused for. The rest is listed
+anew, since orders, weights and windows may differ.
+"""
+
+from headrace.model.decision import Reason
+from headrace.model.effect import Fail
+from headrace.model.event import ConfigChanged
+from headrace.model.ids import ModelName
+from headrace.model.slo import Outcome
+from headrace.plane import dispatch, streams
+from headrace.plane.machine import Machine, Resolved
+from headrace.plane.queues import Backlog
+from headrace.plane.state import Live, ModelState, Phase
+from headrace.policy.catalog import decode
+from headrace.units import InstantNs
+
+
+def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
+    """Decide by a new configuration from here on."""
+    fresh, state = Resolved(decode(event.config)), m.state
+    if m.resolved is not None:
+        _retire(m, fresh, now)
+    m.configure(fresh)
+    state.config, state.revision = event.config, event.revision
+    for model, known in state.models.items():
+        _relist(m, model, known, now)
+        dispatch.run(m, model, known, now)
+
+
+def _retire(m: Machine, fresh: Resolved, now: InstantNs) -> None:
+    """End, under the old configuration, what the new one has no place for."""
+    for model, known in m.state.models.items():
+        spec = fresh.models.get(model)
+        kept = fresh.pools_of.get(model, []) if spec is not None and spec.name == model else []
+        pools = {facts.spec.name for facts in kept}
+        for replica in list(known.fleet.replicas.values()):
+            if replica.pool not in pools:
+                streams.lose(m, model, known, replica.name, now)
+    for live in list(m.state.live.values()):
+        reason = _homeless(fresh, live) if live.phase is Phase.QUEUED else None
+        if reason is not None:
+            dispatch.leave(m, live, m.state.models[live.model], now)
+            m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+            m.conclude(live, now, Outcome.ERROR, reason=reason)
+
+
+def _homeless(fresh: Resolved, live: Live) -> Reason | None:
+    """Return why a waiting request cannot go on waiting, or None."""
+    if live.request.tenant not in fresh.tenants:
+        return Reason.TENANT_UNKNOWN
+    spec = fresh.models.get(live.model)
+    if spec is None or spec.name != live.model:
+        return Reason.MODEL_UNKNOWN
+    if live.slo_class not in fresh.classes or fresh.pool_for(live.model, live.slo_class) is None:
+        return Reason.CLASS_NOT_ALLOWED
+    return None
+
+
+def _relist(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
+    """Queue what waits by the present order and weights, and rank the replicas anew."""
+    settings, loads = m.settings, m.state.ledger.loads
+    known.backlog = Backlog()
+    known.stuck.clear()
+    for live in m.state.live.values():
+        if live.model == model and live.phase is Phase.QUEUED:
+            live.key, live.late = settings.order.key(live.latest_start, live.request.id), False
+            known.backlog.add(
+                live.request.tenant,
+                settings.tenants[live.request.tenant].weight,
+                live.slo_class,
+                (live.key, int(live.request.id)),
+                live.demand.work_p50_ns,
+            )
+    for tenant in list(known.backlog.tenants):
+        dispatch.relist(m, model, known, tenant, now)
+    for replica in known.fleet.replicas.values():
+        known.fleet.rerank(replica, loads[replica.incarnation], settings.pools[replica.pool])
