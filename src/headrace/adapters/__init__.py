@@ -1,0 +1,1 @@
+"""Implementations of the ports, one folder a kind; they do not know each other."""

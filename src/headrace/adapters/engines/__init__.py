@@ -1,0 +1,1 @@
+"""Engines behind `ports.engine`."""

@@ -1,0 +1,1 @@
+"""The live driver: HTTP in, streams out, the plane in between."""

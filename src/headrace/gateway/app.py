@@ -1,0 +1,220 @@
+"""The HTTP surface: which path does what, and how a request becomes one of the plane's.
+
+A plain ASGI callable.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from headrace.config.schema import ServerSpec
+from headrace.gateway import prompt
+from headrace.gateway.auth import KeyRing
+from headrace.gateway.completion import Writer
+from headrace.gateway.driver import Driver
+from headrace.gateway.errors import Edge, Fault, edge, unknown_key
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.http import (
+    CallerGoneError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    read_body,
+    watching,
+)
+from headrace.gateway.prefix import CHUNK_TOKENS, identities
+from headrace.model.deployment import ModelSpec, TenantSpec
+from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.request import Request
+from headrace.ports.clock import Clock
+from headrace.units import NS_PER_MS, DurationNs, Tokens
+
+_OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+_TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+_REPLAY_INPUT = b"x-headrace-replay-input"
+_REPLAY_OUTPUT = b"x-headrace-replay-output"
+_NAME_MAX = 64
+_NUMBER_MAX = 10_000_000
+
+
+Act = Callable[[Exchange], Awaitable[None]]
+"""What a path does."""
+
+
+class RefusedError(Exception):
+    """A request that the gateway itself turns away; becomes an answer, not a traceback."""
+
+    def __init__(self, fault: Fault) -> None:
+        """Hold the answer."""
+        super().__init__(fault.face.message)
+        self.fault = fault
+
+
+class App:
+    """An ASGI application over a driver."""
+
+    def __init__(  # noqa: PLR0913 - composed once
+        self,
+        driver: Driver,
+        keys: KeyRing,
+        clock: Clock,
+        *,
+        models: Sequence[ModelSpec],
+        tenants: Sequence[TenantSpec],
+        server: ServerSpec | None = None,
+        below: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1."""
+        self._driver, self._keys, self._clock = driver, keys, clock
+        self._models = tuple(models)
+        self._allowed = {TenantId(spec.name): frozenset(spec.models) for spec in tenants}
+        self._limits = server or ServerSpec()
+        self._below = below
+        self._secret = secrets.token_bytes(32)
+        self._born = clock.wall()
+        self._open = 0
+        self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
+            "/v1/chat/completions": (("POST",), self._chat),
+            "/v1/models": (("GET", "HEAD"), self._list),
+            "/health": (("GET", "HEAD"), self._health),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        assert scope["type"] == "http", "only HTTP is served"
+        exchange = Exchange(scope, receive, send, self._below)
+        self._open += 1
+        try:
+            await self._route(exchange)
+        except CallerGoneError:
+            pass
+        except TooLargeError:
+            await exchange.refuse(edge(Edge.BODY_TOO_LARGE))
+        except RefusedError as refused:
+            await exchange.refuse(refused.fault)
+        finally:
+            self._open -= 1
+
+    async def _route(self, exchange: Exchange) -> None:
+        if self._open > self._limits.concurrency:
+            raise RefusedError(edge(Edge.OPEN_REQUESTS))
+        known = self._routes.get(exchange.scope["path"])
+        if known is None:
+            raise RefusedError(edge(Edge.NO_SUCH_PATH))
+        methods, act = known
+        if exchange.scope["method"] in methods:
+            await act(exchange)
+        else:
+            await exchange.refuse(edge(Edge.METHOD), (b"allow", ", ".join(methods).encode()))
+
+    async def _health(self, exchange: Exchange) -> None:
+        await exchange.content(b'{"status":"ok"}')
+
+    async def _list(self, exchange: Exchange) -> None:
+        """List the models that the key may use."""
+        tenant = self._tenant(exchange)
+        allowed = self._allowed.get(tenant) or frozenset(spec.name for spec in self._models)
+        rows = [
+            {"id": spec.name, "object": "model", "created": self._born, "owned_by": "headrace"}
+            for spec in self._models
+            if spec.name in allowed
+        ]
+        listed = msgspec.json.encode({"object": "list", "data": rows})
+        await exchange.content(listed)
+
+    async def _chat(self, exchange: Exchange) -> None:
+        """Answer a chat request."""
+        tenant = self._tenant(exchange)
+        content = await read_body(exchange.scope, exchange.receive, self._limits.body_limit_bytes)
+        chat = _decoded(content)
+        request, replay_output = self._request(exchange, tenant, chat)
+        stream = self._driver.offer(request, replay_output)
+        writer = Writer(
+            f"chatcmpl-{secrets.token_hex(12)}",
+            self._clock.wall(),
+            chat.model,
+            usage=chat.wants_usage,
+        )
+        try:
+            with watching(exchange.receive, lambda: self._driver.leave(request.id)):
+                if chat.stream:
+                    await exchange.stream(stream, writer)
+                else:
+                    await exchange.whole(stream, writer)
+        finally:
+            self._driver.leave(request.id)
+
+    def _tenant(self, exchange: Exchange) -> TenantId:
+        tenant = self._keys.tenant(exchange.header(b"authorization"))
+        if tenant is None:
+            raise RefusedError(unknown_key())
+        return tenant
+
+    def _request(
+        self, exchange: Exchange, tenant: TenantId, chat: prompt.Chat
+    ) -> tuple[Request, Tokens | None]:
+        """Return the request as the plane may know it, and what only the engine may."""
+        text = prompt.canonical(chat)
+        tokens, margin = prompt.estimate(text)
+        prefix = identities(self._secret, f"{chat.model}\0{chat.cache_salt}".encode(), text)
+        replay_output = None
+        if self._limits.trusted_replay:
+            told = _number(exchange, _REPLAY_INPUT)
+            if told is not None:
+                tokens, margin = Tokens(told), Tokens(0)
+                prefix = prefix[: told // CHUNK_TOKENS]
+            told = _number(exchange, _REPLAY_OUTPUT)
+            replay_output = None if told is None else Tokens(told)
+        ttft_ms = _number(exchange, *_TTFT)
+        request = Request(
+            id=self._driver.mint(),
+            tenant=tenant,
+            model=ModelName(chat.model),
+            input_tokens=tokens,
+            input_margin=margin,
+            max_output=chat.output_cap,
+            slo_class=_objective(exchange),
+            prefix=prefix,
+            prefix_tokens=CHUNK_TOKENS,
+            stream=chat.stream,
+            fan_out=chat.n or 1,
+            ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
+        )
+        return request, replay_output
+
+
+def _invalid(message: str, param: str | None) -> RefusedError:
+    return RefusedError(edge(Edge.MALFORMED, message, param))
+
+
+def _decoded(content: bytes) -> prompt.Chat:
+    """Return the body, or blame the field that is wrong; values are not repeated."""
+    try:
+        return prompt.decode(content)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        raise _invalid(message, place.rstrip("`") or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _invalid("The body is not JSON.", None) from None
+
+
+def _number(exchange: Exchange, *names: bytes) -> int | None:
+    """Return a header's positive number, or None if it is not there."""
+    value = exchange.header(*names)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > len(str(_NUMBER_MAX)) or not int(value):
+        raise _invalid("Not a positive number.", names[0].decode())
+    return min(int(value), _NUMBER_MAX)
+
+
+def _objective(exchange: Exchange) -> ClassName | None:
+    """Return the class asked for; the plane says whether the tenant may have it."""
+    value = exchange.header(*_OBJECTIVE)
+    if not value:
+        return None
+    if len(value) > _NAME_MAX or not value.isascii():
+        raise _invalid("Not the name of an objective.", _OBJECTIVE[0].decode())
+    return ClassName(value.decode())

@@ -1,0 +1,42 @@
+"""Whose request is this? The tenant comes from the key and from nothing else.
+
+Keys are known by their SHA-256 alone and are never logged.
+"""
+
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+
+from headrace.config.schema import KeySpec
+from headrace.model.ids import TenantId
+
+_SCHEME = b"bearer "
+_LABEL = "sha256:"
+_HEAD = 8
+
+
+class KeyRing:
+    """The keys of all tenants."""
+
+    def __init__(self, keys: Iterable[KeySpec], *, anonymous: TenantId | None = None) -> None:
+        """Know the keys; `anonymous`: whose requests are, if there is no key at all."""
+        self._keys: dict[bytes, list[tuple[bytes, TenantId]]] = {}
+        for key in keys:
+            digest = bytes.fromhex(key.hash.removeprefix(_LABEL))
+            self._keys.setdefault(digest[:_HEAD], []).append((digest, TenantId(key.tenant)))
+        self._anonymous = None if self._keys else anonymous
+
+    def tenant(self, authorization: bytes | None) -> TenantId | None:
+        """Return the tenant of an `Authorization: Bearer KEY`, or None.
+
+        The head of a hash finds it; the whole is compared in constant time.
+        """
+        if self._anonymous is not None:
+            return self._anonymous
+        if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
+            return None
+        digest = sha256(authorization[len(_SCHEME) :].strip()).digest()
+        for known, tenant in self._keys.get(digest[:_HEAD], ()):
+            if hmac.compare_digest(known, digest):
+                return tenant
+        return None

@@ -1,0 +1,346 @@
+"""Runs the plane live: events in from callers, engines and the clock, effects out to them.
+
+Callbacks give the plane their events directly; effects are carried out after `handle` returned, and
+events that come meanwhile wait their turn, so the plane is never re-entered. One timer wakes it all.
+A plane that fails an assertion is never asked again: everybody is told, and the process ends.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from headrace.gateway.errors import Edge, edge, failed, refused
+from headrace.gateway.stream import Done, End, Left, Stream
+from headrace.model.effect import (
+    Cancel,
+    Concluded,
+    Decided,
+    Dispatch,
+    Effect,
+    Fail,
+    Refuse,
+)
+from headrace.model.engine import Snapshot, Usage
+from headrace.model.event import (
+    CallerLeft,
+    ConfigChanged,
+    Ended,
+    Event,
+    FirstToken,
+    ProgressTick,
+    ReplicaReported,
+    ReplicaUp,
+    RequestArrived,
+    TimerDue,
+)
+from headrace.model.evidence import DecisionRecord
+from headrace.model.ids import AttemptId, ReplicaName, RequestId
+from headrace.model.request import Request
+from headrace.model.slo import Outcome
+from headrace.plane.core import Plane
+from headrace.plane.journal import SEGMENT_BYTES, Recorder
+from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.ports.clock import Clock, Timer
+from headrace.ports.engine import Call, Ending, EngineClient
+from headrace.ports.journal import Journal
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens, ms
+
+TICK_NS = DurationNs(100 * NS_PER_MS)
+"""Progress of all streams is told at multiples of this, live and simulated alike."""
+RECENT = 1_000
+"""Requests that the live table shows after they ended."""
+_log = logging.getLogger(__name__)
+
+
+class Flight(Struct):
+    """An attempt that an engine has."""
+
+    stream: Stream
+    engine: EngineClient
+    tokens: int = 0
+
+
+class Driver:
+    """Owns the plane, its time and the streams of all callers."""
+
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
+        self,
+        clock: Clock,
+        engines: Sequence[EngineClient],
+        *,
+        journal: Journal | None = None,
+        resumed: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        decided: Callable[[DecisionRecord], None] | None = None,
+        on_broken: Callable[[], None] | None = None,
+    ) -> None:
+        """Stand between callers and engines.
+
+        `resumed`: the journal holds an earlier life. `decided` gets each decision, `on_broken` is
+        called when the plane has failed and the process must end.
+        """
+        self.plane = Plane()
+        self._handle = self.plane.handle
+        if journal is not None:
+            recorder = Recorder(
+                self.plane, journal.put, segment_bytes=segment_bytes, resumed=resumed
+            )
+            self._handle = recorder.handle
+        self._clock, self._decided, self._on_broken = clock, decided, on_broken
+        self._engines = {engine.name: engine for engine in engines}
+        self._last = InstantNs(0)
+        self._index = 0
+        self._revision = 0
+        self._requests = 0
+        self._events: deque[Event] = deque()
+        self._running = False
+        self._timer: Timer | None = None
+        self._due: InstantNs | None = None
+        self._poll_ns = DurationNs(0)
+        self._poll_at: InstantNs | None = None
+        self._tick_at: InstantNs | None = None
+        self._streams: dict[RequestId, Stream] = {}
+        self._flights: dict[AttemptId, Flight] = {}
+        self._moved: dict[AttemptId, int] = {}
+        self._closed: End | None = None  # what newcomers are told, once it takes none
+        self.broken: Exception | None = None
+        """What the plane failed with."""
+        self.recent: deque[Concluded] = deque(maxlen=RECENT)
+        """The newest requests that are over, for the live table."""
+        self.outcomes: Counter[str] = Counter()
+        """Requests that are over, by outcome, or by reason if they were refused."""
+
+    @property
+    def live(self) -> int:
+        """How many requests wait or run."""
+        return len(self._streams)
+
+    # What callers' handlers do ----------------------------------------------------------------
+
+    def mint(self) -> RequestId:
+        """Return a fresh request id."""
+        self._requests += 1
+        return RequestId(self._requests)
+
+    def offer(self, request: Request, replay_output: Tokens | None = None) -> Stream:
+        """Ask for an answer; a refusal is the stream's end.
+
+        `replay_output`: the true length a trusted replay tells, for the engine alone.
+        """
+        stream = Stream(request, self._now(), replay_output)
+        if self._closed is not None:
+            stream.finish(self._closed)
+            return stream
+        self._streams[request.id] = stream
+        self._post(RequestArrived(request))
+        return stream
+
+    def leave(self, request: RequestId) -> None:
+        """The caller is gone; a request that is over already has nobody to leave."""
+        stream = self._streams.get(request)
+        if stream is not None and self.broken is None:
+            stream.finish(Left())
+            self._post(CallerLeft(request))
+
+    # What engines tell ------------------------------------------------------------------------
+
+    def produced(self, attempt: AttemptId, text: str, tokens: int) -> None:
+        """Pass tokens on; the first ones are told to the plane, the rest counted for the tick."""
+        flight = self._flights.get(attempt)
+        if flight is None or self.broken is not None:
+            return
+        first = not flight.tokens
+        flight.tokens += tokens
+        self._moved[attempt] = flight.tokens
+        if self._tick_at is None:
+            self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
+        if first:
+            self._post(FirstToken(attempt))
+        flight.stream.push(text)
+
+    def ended(self, attempt: AttemptId, ending: Ending) -> None:
+        """An attempt is over; success completes the answer, the plane says what an error does."""
+        flight = self._flights.pop(attempt, None)
+        if flight is None or self.broken is not None:
+            return
+        self._moved.pop(attempt, None)
+        self._post(
+            Ended(
+                attempt=attempt,
+                outcome=ending.outcome,
+                usage=ending.usage,
+                timing=ending.timing,
+            )
+        )
+        if ending.outcome is Outcome.SUCCESS:
+            usage = ending.usage or Usage(
+                input_tokens=flight.stream.request.input_tokens,
+                cached_tokens=Tokens(0),
+                output_tokens=Tokens(flight.tokens),
+            )
+            flight.stream.finish(Done(usage=usage, finish=ending.finish))
+
+    def reported(self, snapshot: Snapshot) -> None:
+        """Pass an engine's report on."""
+        if self.broken is None:
+            self._post(ReplicaReported(snapshot))
+
+    # Its life ---------------------------------------------------------------------------------
+
+    def start(self, config: PlaneConfig, revision: int = 1) -> None:
+        """Configure the plane and announce the engines."""
+        self._revision = revision
+        self._poll_ns = ms(config.reports.poll_ms)
+        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+        for engine in self._engines.values():
+            engine.connect(self)
+            self._post(
+                ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
+            )
+        self._poll()
+        self._arm()
+
+    def refuse_newcomers(self) -> None:
+        """Let nobody in any more; who is in goes on."""
+        if self._closed is None:
+            self._closed = edge(Edge.SHUTTING_DOWN)
+
+    def end_all(self) -> None:
+        """End every request that is live, with an error to its caller."""
+        self.refuse_newcomers()
+        assert self._closed is not None
+        for request, stream in list(self._streams.items()):
+            stream.finish(self._closed)
+            if self.broken is None:
+                self._post(CallerLeft(request))
+
+    def stop(self) -> None:
+        """End every request and let go of engines and timer."""
+        self.end_all()
+        self._silence()
+
+    # Events and effects -----------------------------------------------------------------------
+
+    def _now(self) -> InstantNs:
+        self._last = max(self._last, self._clock.now())
+        return self._last
+
+    def _post(self, event: Event) -> None:
+        """Have the plane take an event, now or after the one at hand."""
+        self._events.append(event)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                for effect in self._handle(event, now=self._now()):
+                    self._carry_out(effect)
+                self._index += 1
+        except Exception as error:  # noqa: BLE001 - our bug, whatever it is: stop, go on never
+            self._break(error, event)
+        finally:
+            self._running = False
+        self._arm()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Dispatch():
+                self._submit(effect)
+            case Refuse():
+                fault = refused(effect.decision, effect.rejection, self._revision)
+                self._streams[effect.request].finish(fault)
+            case Fail():
+                fault = failed(effect.decision, effect.reason, self._revision)
+                self._streams[effect.request].finish(fault)
+            case Cancel():
+                self._moved.pop(effect.attempt, None)
+                flight = self._flights.pop(effect.attempt, None)
+                if flight is not None:
+                    flight.engine.abort(effect.attempt)
+            case Decided():
+                if self._decided is not None:
+                    self._decided(effect.record)
+            case Concluded():
+                self._conclude(effect)
+
+    def _submit(self, effect: Dispatch) -> None:
+        engine = self._engines[ReplicaName(effect.replica)]
+        assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
+        stream = self._streams[effect.request]
+        stream.sent(effect.decision, effect.attempt, self._last)
+        self._flights[effect.attempt] = Flight(stream=stream, engine=engine)
+        call = Call(dispatch=effect, request=stream.request, replay_output=stream.replay_output)
+        engine.submit(call)
+
+    def _conclude(self, row: Concluded) -> None:
+        stream = self._streams.pop(row.request)
+        if stream.attempt is not None:
+            self._flights.pop(stream.attempt, None)
+            self._moved.pop(stream.attempt, None)
+        self.recent.append(row)
+        self.outcomes[row.outcome or row.reason or "left"] += 1
+
+    def _break(self, error: Exception, event: Event) -> None:
+        """Tell everybody, once, and have the process end."""
+        self.broken = error
+        self._closed = edge(Edge.INTERNAL)
+        _log.critical(
+            "the plane broke at journal index %d on %r", self._index, event, exc_info=error
+        )
+        self._events.clear()
+        for stream in self._streams.values():
+            stream.finish(self._closed)
+        self._silence()
+        if self._on_broken is not None:
+            self._on_broken()
+
+    def _silence(self) -> None:
+        """Hear and plan nothing any more."""
+        for engine in self._engines.values():
+            engine.close()
+        self._poll_at = self._tick_at = None
+        self._poll_ns = DurationNs(0)
+        self._arm()
+
+    # Time -------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Wake when the plane, the tick or the reports are due, whichever is first."""
+        stopped = self._poll_at is None
+        times = (None if stopped else self.plane.next_timer(), self._tick_at, self._poll_at)
+        due = min((when for when in times if when is not None), default=None)
+        if due == self._due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = None if due is None else self._clock.call_at(due, self._wake)
+
+    def _wake(self) -> None:
+        """Do what is due, then arm anew."""
+        self._timer = self._due = None
+        now = self._now()
+        if self._poll_at is not None and self._poll_at <= now:
+            self._poll()
+        if self._tick_at is not None and self._tick_at <= now:
+            self._tick(now)
+        when = self.plane.next_timer()
+        if when is not None and when <= now and self.broken is None:
+            self._post(TimerDue())
+        self._arm()
+
+    def _poll(self) -> None:
+        self._poll_at = InstantNs((self._now() // self._poll_ns + 1) * self._poll_ns)
+        for engine in self._engines.values():
+            engine.poll()
+
+    def _tick(self, now: InstantNs) -> None:
+        """Tell of every stream that moved; go on while any is in flight."""
+        moved = tuple(self._moved.items())
+        self._moved.clear()
+        self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS) if self._flights else None
+        if moved:
+            self._post(ProgressTick(moved))

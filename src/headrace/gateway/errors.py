@@ -1,0 +1,340 @@
+"""Which status, type and code does a caller see, and may the request be repeated?
+
+One table over the plane's reasons and one over what the gateway refuses itself; nothing else in the
+gateway names a status. Numbers are shown only where they are the caller's own limits.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from headrace.model.decision import Gate, Reason, Reject
+from headrace.model.ids import DecisionId
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, ceil_div
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Face(Struct, frozen=True):
+    """How one cause looks from outside."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    retryable: bool = False
+    """Whether the same request, repeated later, can succeed."""
+    param: str | None = None
+    dropped: str | None = None
+    """`x-llm-d-request-dropped-reason`: ours to blame, so that routers before us know."""
+
+
+class Edge(StrEnum):
+    """What the gateway refuses or fails itself, without asking the plane."""
+
+    NO_SUCH_PATH = "no_such_path"
+    METHOD = "method"
+    BODY_TOO_LARGE = "body_too_large"
+    MALFORMED = "malformed"
+    OPEN_REQUESTS = "open_requests"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+
+
+_INVALID, _LIMIT, _QUOTA = "invalid_request_error", "rate_limit_error", "insufficient_quota"
+_OURS, _TIMEOUT, _SERVER = "service_unavailable_error", "timeout_error", "server_error"
+
+REASONS: dict[Reason, Face] = {
+    Reason.TENANT_UNKNOWN: Face(401, _INVALID, "invalid_api_key", "Incorrect API key provided."),
+    Reason.MODEL_UNKNOWN: Face(
+        404, _INVALID, "model_not_found", "The model does not exist.", param="model"
+    ),
+    Reason.MODEL_NOT_ALLOWED: Face(
+        403, _INVALID, "model_not_allowed", "This key may not use the model.", param="model"
+    ),
+    Reason.CLASS_NOT_ALLOWED: Face(
+        400,
+        _INVALID,
+        "invalid_value",
+        "This key may not ask for that objective.",
+        param="x-llm-d-inference-objective",
+    ),
+    Reason.CONTEXT_TOO_LONG: Face(
+        400,
+        _INVALID,
+        "context_length_exceeded",
+        "Prompt and answer together exceed the model's context.",
+        param="messages",
+    ),
+    Reason.OUTPUT_TOO_LONG: Face(
+        400,
+        _INVALID,
+        "invalid_value",
+        "More output tokens are asked for than the model gives.",
+        param="max_tokens",
+    ),
+    Reason.INPUT_EMPTY: Face(
+        400, _INVALID, "invalid_value", "The prompt is empty.", param="messages"
+    ),
+    Reason.FAN_OUT_UNSUPPORTED: Face(
+        400, _INVALID, "unsupported_parameter", "So many answers at once are not given.", param="n"
+    ),
+    Reason.REQUEST_RATE: Face(
+        429, _LIMIT, "rate_limit_exceeded", "Limit of requests per minute reached.", retryable=True
+    ),
+    Reason.TOKEN_RATE: Face(
+        429, _LIMIT, "rate_limit_exceeded", "Limit of tokens per minute reached.", retryable=True
+    ),
+    Reason.TOKEN_LIMIT: Face(
+        429, _QUOTA, "insufficient_quota", "The request is larger than the whole token quota."
+    ),
+    Reason.CONCURRENCY: Face(
+        429,
+        _LIMIT,
+        "concurrency_limit_exceeded",
+        "Limit of requests in parallel reached.",
+        retryable=True,
+    ),
+    Reason.TENANT_QUEUE_FULL: Face(
+        429, _LIMIT, "slow_down", "Too many of your requests are waiting.", retryable=True
+    ),
+    Reason.NO_READY_REPLICA: Face(
+        503,
+        _OURS,
+        "no_ready_replica",
+        "No replica of the model is ready.",
+        retryable=True,
+        dropped="rejected-no-endpoints",
+    ),
+    Reason.KV_TOO_LARGE: Face(
+        400,
+        _INVALID,
+        "context_length_exceeded",
+        "Prompt and answer together fit into no replica's memory.",
+        param="messages",
+    ),
+    Reason.DEADLINE_IMPOSSIBLE: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The first token could not come in time even without a queue.",
+        dropped="rejected-saturated",
+    ),
+    Reason.DEADLINE_QUEUE: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The first token would come too late.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
+    Reason.GAP_BOUND: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The answer would slow down others beyond what they were promised.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
+    Reason.QUEUE_PRESSURE: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The queue is full, and this request was furthest over its share.",
+        retryable=True,
+        dropped="evicted-queue-pressure",
+    ),
+    Reason.EXPIRED: Face(
+        504,
+        _TIMEOUT,
+        "deadline_exceeded",
+        "The deadline of the first token passed in the queue.",
+        dropped="rejected-ttl-expired",
+    ),
+    Reason.REPLICA_LOST: Face(
+        502, _SERVER, "upstream_error", "The replica was lost.", retryable=True, dropped="evicted"
+    ),
+    Reason.UPSTREAM_ERROR: Face(
+        502, _SERVER, "upstream_error", "The engine failed.", retryable=True
+    ),
+    Reason.RESTARTED: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The gateway was restarted.",
+        retryable=True,
+        dropped="rejected-shutting-down",
+    ),
+}
+"""Every reason of the plane."""
+
+EDGES: dict[Edge, Face] = {
+    Edge.NO_SUCH_PATH: Face(404, _INVALID, "not_found", "Nothing is served under this path."),
+    Edge.METHOD: Face(405, _INVALID, "method_not_allowed", "The path does not take this method."),
+    Edge.BODY_TOO_LARGE: Face(413, _INVALID, "request_too_large", "The body is too large."),
+    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The body is not valid."),
+    Edge.OPEN_REQUESTS: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "Too many requests are open.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
+    Edge.SHUTTING_DOWN: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The gateway is shutting down.",
+        retryable=True,
+        dropped="rejected-shutting-down",
+    ),
+    Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
+}
+"""Every refusal of the gateway's own."""
+
+
+class Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Our part of an error body; SDKs ignore it."""
+
+    gate: Gate | None
+    outcome: str
+    """`reject` at the door, `fail` after admission."""
+    reason: str
+    retryable: bool
+    decision_id: DecisionId | None = None
+    policy_revision: int | None = None
+    measured: int | None = None
+    threshold: int | None = None
+    margin: int | None = None
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """One error as a caller is to see it."""
+
+    face: Face
+    detail: Detail
+    retry_after_ns: DurationNs | None = None
+    """At least how long to wait; None: repeating does not help."""
+    message: str | None = None
+    param: str | None = None
+    """Instead of the face's, where the very field is known."""
+
+
+class _Error(Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+    headrace: Detail
+
+
+class _Body(Struct, frozen=True):
+    error: _Error
+
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def refused(decision: DecisionId, rejection: Reject, revision: int) -> Fault:
+    """Return how a rejection at the door looks."""
+    face = REASONS[rejection.reason]
+    wait = rejection.retry_after_ns if face.retryable else None
+    numbers = _own_numbers(rejection)
+    detail = Detail(
+        gate=rejection.gate,
+        outcome="reject",
+        reason=rejection.reason,
+        retryable=wait is not None,
+        decision_id=decision,
+        policy_revision=revision,
+        **numbers,
+    )
+    return Fault(face=face, detail=detail, retry_after_ns=wait)
+
+
+def _own_numbers(rejection: Reject) -> dict[str, int]:
+    """Return measured, threshold and margin where they are limits of the caller's own (DEG-3)."""
+    if rejection.gate not in (Gate.CONTRACT, Gate.BUDGET):
+        return {}
+    for verdict in rejection.verdicts:
+        if verdict.gate is rejection.gate and (verdict.measured or verdict.threshold):
+            return {
+                "measured": verdict.measured,
+                "threshold": verdict.threshold,
+                "margin": verdict.margin,
+            }
+    return {}
+
+
+def failed(decision: DecisionId, reason: Reason, revision: int) -> Fault:
+    """Return how the failure of an admitted request looks."""
+    face = REASONS[reason]
+    detail = Detail(
+        gate=None,
+        outcome="fail",
+        reason=reason,
+        retryable=face.retryable,
+        decision_id=decision,
+        policy_revision=revision,
+    )
+    return Fault(face=face, detail=detail, retry_after_ns=_least_wait(face))
+
+
+def unknown_key() -> Fault:
+    """Return the refusal of a key that no tenant has; it never reaches the plane."""
+    detail = Detail(
+        gate=Gate.CONTRACT, outcome="reject", reason=Reason.TENANT_UNKNOWN, retryable=False
+    )
+    return Fault(face=REASONS[Reason.TENANT_UNKNOWN], detail=detail)
+
+
+def edge(cause: Edge, message: str | None = None, param: str | None = None) -> Fault:
+    """Return the gateway's own refusal."""
+    face = EDGES[cause]
+    detail = Detail(gate=None, outcome="reject", reason=cause, retryable=face.retryable)
+    wait = _least_wait(face)
+    return Fault(face=face, detail=detail, retry_after_ns=wait, message=message, param=param)
+
+
+def _least_wait(face: Face) -> DurationNs | None:
+    """A second where nobody computed how long it takes."""
+    return DurationNs(NS_PER_S) if face.retryable else None
+
+
+def body(fault: Fault) -> bytes:
+    """Return the error body, `{"error": ...}`, as an answer or as an event of a stream."""
+    face = fault.face
+    return _ENCODE(
+        _Body(
+            _Error(
+                message=fault.message or face.message,
+                type=face.type,
+                param=fault.param or face.param,
+                code=face.code,
+                headrace=fault.detail,
+            )
+        )
+    )
+
+
+def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
+    """Return what tells SDKs and routers whether and when to repeat.
+
+    `below(n)` draws from 0 to n-1: waits are spread upwards by up to a quarter, never shortened.
+    """
+    found: Headers = []
+    if fault.face.dropped is not None:
+        found.append((b"x-llm-d-request-dropped-reason", fault.face.dropped.encode()))
+    if fault.detail.decision_id is not None:
+        found.append((b"x-headrace-decision-id", b"%d" % fault.detail.decision_id))
+    if fault.retry_after_ns is None:
+        found.append((b"x-should-retry", b"false"))
+        return found
+    wait = max(1, fault.retry_after_ns)
+    wait += below(wait // 4 + 1)
+    found.append((b"retry-after", b"%d" % ceil_div(wait, NS_PER_S)))
+    found.append((b"retry-after-ms", b"%d" % ceil_div(wait, NS_PER_MS)))
+    return found

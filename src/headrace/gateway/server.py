@@ -1,0 +1,169 @@
+"""A whole gateway from its settings: clock, engines, driver, HTTP server, and their end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from headrace.adapters.engines.answer import lengths
+from headrace.adapters.engines.emulated import EmulatedEngine
+from headrace.adapters.journal.ring import JournalRing
+from headrace.config.schema import EmulatorSpec, Settings
+from headrace.gateway.app import App
+from headrace.gateway.auth import KeyRing
+from headrace.gateway.clock import LoopClock
+from headrace.gateway.decisions import DecisionLog
+from headrace.gateway.driver import Driver
+from headrace.model.ids import Incarnation, PoolName, ReplicaName, TenantId
+from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.ports.clock import Clock
+from headrace.replica.core import Replica
+from headrace.units import MIB
+
+REVISION = 1
+"""Of the configuration a process starts with."""
+_BACKLOG = 4_096
+_GIB_IN_MIB = 1_024
+_CLOSING_S = 5
+"""What connections get to flush their last bytes after every request was ended."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket, so that callers may connect before the server runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def emulated(config: PlaneConfig, spec: EmulatorSpec, clock: Clock) -> list[EmulatedEngine]:
+    """Return the emulated replicas that a deployment's pools ask for."""
+    engines: list[EmulatedEngine] = []
+    for pool in config.pools:
+        for nth in range(pool.replicas):
+            serial = len(engines) + 1
+            replica = Replica(
+                ReplicaName(f"{pool.name}-{nth}"),
+                Incarnation(serial),
+                pool.profile,
+                ChunkedPrefill(),
+                noise_seed=spec.seed + serial,
+                noise_ppm=spec.noise_ppm(),
+            )
+            engines.append(EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed)))
+    return engines
+
+
+class Gateway:
+    """Everything one process serves with; made inside its event loop."""
+
+    def __init__(self, settings: Settings, clock: LoopClock) -> None:
+        """Compose; raises OSError if journal or decision log cannot be opened."""
+        config = settings.deployment
+        assert all(spec.fan_out_limit == 1 for spec in config.models), "one answer a request"
+        self._settings, self._config = settings, config
+        self._files = ExitStack()
+        journal = self._journal()
+        decisions = self._decisions()
+        self.driver = Driver(
+            clock,
+            emulated(config, settings.emulator, clock),
+            journal=journal,
+            resumed=journal is not None and journal.resumed,
+            segment_bytes=settings.journal.segment_mib * MIB,
+            decided=None if decisions is None else decisions.decided,
+            on_broken=self._stop_hard,
+        )
+        self.app = App(
+            self.driver,
+            KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name)),
+            clock,
+            models=config.models,
+            tenants=config.tenants,
+            server=settings.server,
+        )
+        self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
+
+    async def serve(self, sock: socket.socket) -> bool:
+        """Serve until a signal or `stop`; return whether it ended well."""
+        self.driver.start(self._config, REVISION)
+        try:
+            await self.server.serve(sockets=[sock])
+        finally:
+            self.driver.stop()
+            self._files.close()
+        return self.driver.broken is None
+
+    def stop(self) -> None:
+        """Have `serve` end: newcomers are refused, who is in may finish within the drain time."""
+        self.server.should_exit = True
+
+    def _stop_hard(self) -> None:
+        self.server.should_exit = self.server.force_exit = True
+
+    def _journal(self) -> JournalRing | None:
+        spec = self._settings.journal
+        if spec.path is None:
+            return None
+        keep_bytes = int(spec.keep_gib * _GIB_IN_MIB) * MIB
+        ring = JournalRing(Path(spec.path), keep_bytes=keep_bytes)
+        self._files.callback(ring.close)
+        return ring
+
+    def _decisions(self) -> DecisionLog | None:
+        if self._settings.decision_log is None:
+            return None
+        log = DecisionLog(Path(self._settings.decision_log))
+        self._files.callback(log.close)
+        log.configured(REVISION, canonical(self._config))
+        return log
+
+    def _uvicorn(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self.app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
+        )
+
+
+class Server(uvicorn.Server):
+    """A server that drains its driver before its connections, and takes signals without re-raising.
+
+    The second Ctrl-C does not wait for anybody.
+    """
+
+    def __init__(self, config: uvicorn.Config, driver: Driver, drain_s: float) -> None:
+        """Serve for `driver`, whose streams get `drain_s` to finish at shutdown."""
+        super().__init__(config)
+        self._driver, self._drain_s = driver, drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse newcomers, let streams finish, end those that do not."""
+        self._driver.refuse_newcomers()
+        loop = asyncio.get_running_loop()
+        ending = loop.call_later(self._drain_s, self._driver.end_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM while serving."""
+        loop = asyncio.get_running_loop()
+        taken = (signal.SIGINT, signal.SIGTERM)
+        for one in taken:
+            loop.add_signal_handler(one, self.handle_exit, one, None)
+        try:
+            yield
+        finally:
+            for one in taken:
+                loop.remove_signal_handler(one)

@@ -1,0 +1,1 @@
+"""Protocols of everything impure: what drivers need of clocks, engines and stores."""
