@@ -16,12 +16,18 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config check", "headrace.cli.config:check", "Check a configuration file."),
     ("config explain", "headrace.cli.config:explain", "Show each setting, its source and why."),
     ("config schema", "headrace.cli.config:schema", "Print the JSON schema of the configuration."),
+    ("compare", "headrace.cli.compare:compare", "Compare two reports on the identical trace."),
+    ("decisions verify", "headrace.cli.verify:decisions", "Recompute every decision of a log."),
     ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
+    ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
+    ("swarm", "headrace.cli.swarm:swarm", "Run random worlds with every invariant checked."),
+    ("verify", "headrace.cli.verify:verify", "Replay a journal and compare every effect."),
 )
 """(words of the command, where its function is, one line of help)."""
 
 GROUPS = {
     "config": "Check, explain and describe configuration files.",
+    "decisions": "Check decision logs.",
     "key": "Make API keys.",
 }
 """Help of the first word of commands of two."""

@@ -111,6 +111,9 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
         replicas=[_totals(node) for node in world.nodes],
         samples=samples,
         slos=deployment.slos,
+        weights={
+            TenantId(spec.name): spec.weight for spec in deployment.tenants if spec.weight != 1
+        },
     )
 
 

@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.batching import Batching
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.faults import Fault
-from headrace.trace import builtin
 from headrace.trace.generate import generate
 from headrace.trace.mix import Mix
 from headrace.trace.read import Format, Own, read_as
@@ -27,8 +25,6 @@ class TraceFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Format = Own()
     first: Annotated[int, Meta(ge=1, le=10_000_000)] | None = None
     """Offer only the first so many rows."""
-    load: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
-    """Offered rate as a multiple of the trace's own: arrivals come so many times faster."""
     input_max: Annotated[int, Meta(ge=1)] | None = None
     output_max: Annotated[int, Meta(ge=1)] | None = None
     """Cap lengths, for models whose context is shorter than the trace's."""
@@ -49,6 +45,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trace: TraceFile | None = None
     mix: Mix | None = None
     """A generated trace instead of a file."""
+    load: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
+    """Offered rate as a multiple of the trace's own: the same requests come so much faster."""
     assign: Assignment = Assignment()
     batching: Batching = ChunkedPrefill()
     """Token scheduling inside the replicas."""
@@ -76,6 +74,8 @@ def rows_of(scenario: Scenario, seed: int, folders: tuple[Path, ...] = ()) -> li
     else:
         assert scenario.trace is not None
         rows = _read(scenario.trace, folders)
+    if scenario.load != 1.0:
+        rows = scale(rows, scenario.load)
     given = scenario.assign
     return assign(rows, tenants=given.tenants, classes=given.classes, seed=seed)
 
@@ -92,20 +92,4 @@ def _read(wanted: TraceFile, folders: tuple[Path, ...]) -> list[TraceRow]:
         rows = head(rows, wanted.first)
     if wanted.input_max is not None or wanted.output_max is not None:
         rows = cap_lengths(rows, input_max=wanted.input_max, output_max=wanted.output_max)
-    return rows if wanted.load == 1.0 else scale(rows, wanted.load)
-
-
-def with_load(scenario: Scenario, load: float) -> Scenario:
-    """Return the scenario with a file trace offered `load` times as fast."""
-    assert scenario.trace is not None, "a generated mix has its own rates"
-    return replace(scenario, trace=replace(scenario.trace, load=load))
-
-
-__all__ = [
-    "Assignment",
-    "Scenario",
-    "TraceFile",
-    "builtin",
-    "rows_of",
-    "with_load",
-]
+    return rows

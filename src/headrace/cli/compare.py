@@ -1,0 +1,54 @@
+"""`headrace compare`: did a policy do better on the very same requests?"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from headrace.cli.errors import FAILED, OK, fail
+from headrace.report.compare import Comparison, ManyComparison, NotComparable, compare_many
+from headrace.report.compare import compare as compare_two
+from headrace.report.summary import Summary
+from headrace.report.tables import render_comparison
+
+Report = Annotated[Path, Parameter(help="Figures as `simulate --json` writes them.")]
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
+
+
+def compare(base: Report, other: Report, /, *, as_json: AsJson = False) -> int:
+    """Compare two reports; refuses unless both were offered the identical trace (SLO-5).
+
+    Reports of several seeds are paired seed by seed and compared with a 95 % interval.
+    """
+    told = [_read(path) for path in (base, other)]
+    if isinstance(told[0], str):
+        return fail(told[0])
+    if isinstance(told[1], str):
+        return fail(told[1])
+    found: Comparison | ManyComparison
+    try:
+        if len(told[0]) == len(told[1]) == 1:
+            found = compare_two(told[0][0], told[1][0])
+        else:
+            found = compare_many(list(zip(told[0], told[1], strict=True)))
+    except NotComparable as refused:
+        print(f"headrace: not comparable: {refused}", file=sys.stderr)
+        return FAILED
+    except ValueError:
+        return fail(f"{base} has {len(told[0])} runs, {other} has {len(told[1])}")
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print(render_comparison(found))
+    return OK
+
+
+def _read(path: Path) -> list[Summary] | str:
+    """Return a report's runs, or what is wrong with the file."""
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=Summary | list[Summary])
+    except msgspec.DecodeError as error:
+        return f"{path}: no report: {error}"
+    return [told] if isinstance(told, Summary) else told

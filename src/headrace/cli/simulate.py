@@ -1,0 +1,184 @@
+"""`headrace simulate`: run a scenario in virtual time and say what came of it."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from msgspec.structs import replace
+
+from headrace.adapters.journal.ring import JournalRing
+from headrace.cli.errors import OK
+from headrace.config.load import load
+from headrace.model.evidence import DecisionRecord
+from headrace.policy.catalog import canonical
+from headrace.report.beside import side_by_side
+from headrace.report.decisions import config_line, header_line, to_line
+from headrace.report.html import html_report
+from headrace.report.run import RunRecord
+from headrace.report.summary import Summary, summarise
+from headrace.report.sweep import SweepPoint, sweep_point
+from headrace.report.tables import render, render_summary
+from headrace.sim.experiment import simulate as run_one
+from headrace.sim.experiment import with_fifo_wait, without_control
+from headrace.sim.scenario import Scenario, rows_of
+
+
+class Beside(StrEnum):
+    """Another policy on the identical trace, shown beside the scenario's own."""
+
+    NO_CONTROL = "no_control"
+    """First come first served, capacity gates only watching."""
+    FIFO_WAIT = "fifo_wait"
+    """The deadline gate believing in the whole backlog."""
+
+
+_VARIANTS: dict[Beside, Callable[[Scenario], Scenario]] = {
+    Beside.NO_CONTROL: without_control,
+    Beside.FIFO_WAIT: with_fifo_wait,
+}
+
+File = Annotated[Path, Parameter(help="Scenario, YAML or JSON.")]
+Seeds = Annotated[
+    tuple[int, ...], Parameter(name="--seed", negative=(), help="Seed; may be given again.")
+]
+Json = Annotated[
+    str | None,
+    Parameter(
+        name="--json", allow_leading_hyphen=True, help="Figures as JSON to a file; - prints."
+    ),
+]
+Html = Annotated[Path | None, Parameter(help="Write a one-file HTML report.")]
+JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to a folder.")]
+Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a file.")]
+Loads = Annotated[
+    tuple[float, ...],
+    Parameter(name="--load", negative=(), help="Offered rate as a multiple; may be given again."),
+]
+Besides = Annotated[
+    tuple[Beside, ...], Parameter(name="--beside", negative=(), help="Also run this policy.")
+]
+Stepwise = Annotated[
+    bool, Parameter(name="--step-by-step", negative=(), help="Take engine steps one by one.")
+]
+
+
+def simulate(  # noqa: PLR0913 - a command's options
+    file: File,
+    /,
+    *,
+    seeds: Seeds = (),
+    loads: Loads = (),
+    beside: Besides = (),
+    json: Json = None,
+    html: Html = None,
+    journal: JournalDir = None,
+    decisions: Decisions = None,
+    step_by_step: Stepwise = False,
+) -> int:
+    """Run a scenario in virtual time: same seed, same bytes.
+
+    With several seeds, loads or policies each combination is run on its own trace of that seed and
+    load, which all policies share. Journal and decision log are those of the first run.
+    """
+    scenario = load(file, Scenario)
+    folders = trace_folders(file)
+    runs: list[tuple[RunRecord, float]] = []
+    with ExitStack() as open_files:
+        sink, note = _logs(open_files, scenario, journal, decisions)
+        for factor in loads or (1.0,):
+            offered = replace(scenario, load=scenario.load * factor)
+            for seed in seeds or (scenario.seed,):
+                rows = rows_of(offered, seed, folders)
+                for variant in (None, *beside):
+                    one = offered if variant is None else _VARIANTS[variant](offered)
+                    _progress(f"{scenario.name} seed {seed} load {factor:g}: {len(rows)} requests")
+                    run = run_one(
+                        one,
+                        seed,
+                        rows,
+                        sink=sink,
+                        decisions=note,
+                        fast_forward=not step_by_step,
+                    )
+                    sink = note = None
+                    runs.append((run, factor))
+    _write(runs, json, html, swept=len(loads) > 1)
+    return OK
+
+
+def trace_folders(file: Path) -> tuple[Path, ...]:
+    """Return where relative trace paths are looked for: beside the file, then HEADRACE_DATA."""
+    data = os.environ.get("HEADRACE_DATA")
+    return (file.parent, Path(data)) if data else (file.parent,)
+
+
+def _logs(
+    files: ExitStack, scenario: Scenario, journal: Path | None, decisions: Path | None
+) -> tuple[Callable[[bytes, bool], None] | None, Callable[[DecisionRecord], None] | None]:
+    sink = note = None
+    if journal is not None:
+        ring = JournalRing(journal)
+        files.callback(ring.close)
+        sink = ring.put
+    if decisions is not None:
+        out = files.enter_context(decisions.open("wb"))
+        out.write(header_line())
+        out.write(config_line(1, canonical(scenario.deployment)))
+
+        def note(record: DecisionRecord) -> None:
+            out.write(to_line(record))
+
+    return sink, note
+
+
+def _write(
+    runs: list[tuple[RunRecord, float]], json: str | None, html: Path | None, *, swept: bool
+) -> None:
+    told = [(summarise(run), factor) for run, factor in runs]
+    if json == "-":
+        sys.stdout.write(_text(told))
+    else:
+        _print(told)
+    if json is not None and json != "-":
+        Path(json).write_text(_text(told), encoding="utf-8")
+    if html is not None:
+        points = [sweep_point(summary, factor) for summary, factor in told]
+        page = html_report(
+            runs[0][0].scenario, [run for run, _ in runs[:4]], _swept(points, swept=swept)
+        )
+        html.write_text(page, encoding="utf-8")
+        _progress(f"report: {html}")
+
+
+def _swept(points: list[SweepPoint], *, swept: bool) -> list[SweepPoint] | None:
+    return points if swept else None
+
+
+def _text(told: list[tuple[Summary, float]]) -> str:
+    """Return one summary as an object, several as an array."""
+    summaries: Any = [summary for summary, _ in told]
+    content = msgspec.json.encode(summaries[0] if len(summaries) == 1 else summaries)
+    return msgspec.json.format(content, indent=2).decode() + "\n"
+
+
+def _print(told: list[tuple[Summary, float]]) -> None:
+    summaries = [summary for summary, _ in told]
+    if len(summaries) == 1:
+        print(render_summary(summaries[0]))
+        return
+    by_trace: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        by_trace.setdefault(summary.trace_hash, []).append(summary)
+    for same in by_trace.values():
+        print(f"{same[0].scenario}, seed {same[0].seed}, trace {same[0].trace_hash[:12]}")
+        print(render(side_by_side(same)))
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr)
