@@ -74,12 +74,13 @@ class Driver:
         resumed: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         decided: Callable[[DecisionRecord], None] | None = None,
+        concluded: Callable[[Concluded], None] | None = None,
         on_broken: Callable[[], None] | None = None,
     ) -> None:
         """Stand between callers and engines.
 
-        `resumed`: the journal holds an earlier life. `decided` gets each decision, `on_broken` is
-        called when the plane has failed and the process must end.
+        `resumed`: the journal holds an earlier life. `decided` gets each decision, `concluded`
+        each request that is over; `on_broken` is called when the plane has failed and the process must end.
         """
         self.plane = Plane()
         self._handle = self.plane.handle
@@ -89,6 +90,7 @@ class Driver:
             )
             self._handle = recorder.handle
         self._clock, self._decided, self._on_broken = clock, decided, on_broken
+        self._concluded = concluded
         self._engines = {engine.name: engine for engine in engines}
         self._last = InstantNs(0)
         self._index = 0
@@ -281,6 +283,8 @@ class Driver:
             self._flights.pop(stream.attempt, None)
             self._moved.pop(stream.attempt, None)
         self.recent.append(row)
+        if self._concluded is not None:
+            self._concluded(row)
         self.outcomes[row.outcome or row.reason or "left"] += 1
 
     def _break(self, error: Exception, event: Event) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
+from headrace.model.effect import Concluded
 from headrace.model.ids import Incarnation, PoolName, ReplicaName, TenantId
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig, canonical
@@ -60,8 +61,16 @@ def emulated(config: PlaneConfig, spec: EmulatorSpec, clock: Clock) -> list[Emul
 class Gateway:
     """Everything one process serves with; made inside its event loop."""
 
-    def __init__(self, settings: Settings, clock: LoopClock) -> None:
-        """Compose; raises OSError if journal or decision log cannot be opened."""
+    def __init__(
+        self,
+        settings: Settings,
+        clock: LoopClock,
+        concluded: Callable[[Concluded], None] | None = None,
+    ) -> None:
+        """Compose; raises OSError if journal or decision log cannot be opened.
+
+        `concluded` is told of each request that is over.
+        """
         config = settings.deployment
         assert all(spec.fan_out_limit == 1 for spec in config.models), "one answer a request"
         self._settings, self._config = settings, config
@@ -75,6 +84,7 @@ class Gateway:
             resumed=journal is not None and journal.resumed,
             segment_bytes=settings.journal.segment_mib * MIB,
             decided=None if decisions is None else decisions.decided,
+            concluded=concluded,
             on_broken=self._stop_hard,
         )
         self.app = App(

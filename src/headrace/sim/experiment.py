@@ -1,14 +1,14 @@
 """Run a scenario and leave a `RunRecord`: what every report and benchmark starts from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from headrace.model.effect import Effect
+from headrace.model.effect import Concluded, Effect
 from headrace.model.evidence import DecisionRecord
-from headrace.model.ids import ClassName, RequestId, TenantId
-from headrace.model.profile import Profile
+from headrace.model.ids import RequestId, TenantId
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.ordering.orders import Fifo
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
@@ -94,11 +94,7 @@ class Sampler:
 
 def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
     """Return what a finished run leaves behind."""
-    rows = world.rows
-    deployment = world.scenario.deployment
-    profile = deployment.pools[0].profile
-    tenant = TenantId(deployment.tenants[0].name)
-    offered = [_offered(at, row, world, profile, tenant) for at, row in enumerate(rows)]
+    rows, deployment = world.rows, world.scenario.deployment
     return RunRecord(
         label=label,
         scenario=world.scenario.name,
@@ -106,7 +102,7 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
         trace_hash=trace_hash(rows),
         span_ns=DurationNs(rows[-1].at - rows[0].at if rows else 0),
         end_ns=max((row.ended_at for row in world.concluded.values()), default=InstantNs(0)),
-        offered=offered,
+        offered=offered_rows(world.scenario, rows, world.concluded),
         rows=list(world.concluded.values()),
         replicas=[_totals(node) for node in world.nodes],
         samples=samples,
@@ -117,20 +113,26 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
     )
 
 
-def _offered(at: int, row: TraceRow, world: World, profile: Profile, tenant: TenantId) -> Offered:
-    concluded = world.concluded.get(RequestId(at + 1))
-    slo_class = row.slo_class
-    if slo_class is None:
-        slo_class = concluded.slo_class if concluded is not None else ClassName("")
-    return Offered(
-        request=RequestId(at + 1),
-        at=row.at,
-        tenant=row.tenant or tenant,
-        slo_class=slo_class,
-        input_tokens=row.input_tokens,
-        output_tokens=row.output_tokens,
-        work_ns=profile.work_ns(row.input_tokens, 0, row.output_tokens),
-    )
+def offered_rows(
+    scenario: Scenario, rows: Sequence[TraceRow], ended: Mapping[RequestId, Concluded]
+) -> list[Offered]:
+    """Return the offered population of a trace, whoever ran it.
+
+    Tenant and class of a row that names none are those that the plane gave it.
+    """
+    profile = scenario.deployment.pools[0].profile
+    return [
+        Offered(
+            request=request,
+            at=row.at,
+            tenant=row.tenant or ended[request].tenant,
+            slo_class=row.slo_class or ended[request].slo_class,
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            work_ns=profile.work_ns(row.input_tokens, 0, row.output_tokens),
+        )
+        for request, row in zip(map(RequestId, count(1)), rows, strict=False)
+    ]
 
 
 def _totals(node: Node) -> ReplicaTotals:
