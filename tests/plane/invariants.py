@@ -1,0 +1,184 @@
+"""What must hold of a plane after every event, whatever the events were."""
+
+from collections import Counter, defaultdict
+
+from headrace.model.ids import Incarnation, TenantId
+from headrace.plane.core import Plane
+from headrace.plane.queues import NONE, Backlog
+from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.routing.seconds import is_open
+from headrace.units import InstantNs
+
+
+def hold(plane: Plane, now: InstantNs) -> None:
+    """Check everything that concerns one instant."""
+    state = plane.state
+    live_and_books_agree(state)
+    loads_are_their_flights(state)
+    quotas_are_their_holds(state)
+    for known in state.models.values():
+        backlog_is_what_waits(known)
+        fleet_is_consistent(state, known)
+    queued = {i for i, live in state.live.items() if live.phase is Phase.QUEUED}
+    waiting = {i for known in state.models.values() for i in waits(known.backlog)}
+    assert queued == waiting
+    nothing_waits_in_vain(plane, now)
+    tallies_add_up(state)
+
+
+def waits(backlog: Backlog) -> list[int]:
+    """Return the requests that a backlog holds."""
+    return [
+        ident
+        for mine in backlog.tenants.values()
+        for queue in mine.classes.values()
+        for ranked in (queue.ready, queue.late)
+        for _, ident in ranked
+    ]
+
+
+def live_and_books_agree(state: PlaneState) -> None:
+    ledger = state.ledger
+    assert set(ledger.holds) == set(state.live)
+    sent = {live.attempt for live in state.live.values() if live.phase is not Phase.QUEUED}
+    assert sent == set(ledger.flights)
+    for live in state.live.values():
+        assert live.phase is not Phase.ENDED
+        assert (live.attempt is None) is (live.phase is Phase.QUEUED)
+        if live.attempt is not None:
+            flight = ledger.flights[live.attempt]
+            assert flight.request == live.request.id
+            assert flight.streaming is (live.phase is Phase.STREAMING)
+            assert live.replica is not None
+            replica = state.models[live.model].fleet.replicas[live.replica]
+            assert replica.incarnation == flight.incarnation
+
+
+def loads_are_their_flights(state: PlaneState) -> None:
+    sums: defaultdict[Incarnation, Counter[str]] = defaultdict(Counter)
+    gaps: defaultdict[Incarnation, Counter[int]] = defaultdict(Counter)
+    for flight in state.ledger.flights.values():
+        tally = sums[flight.incarnation]
+        gaps[flight.incarnation][flight.gap_ns] += 1
+        tally["attempts"] += 1
+        tally["blocks"] += flight.blocks
+        if flight.streaming:
+            tally["decodes"] += 1
+            tally["context"] += flight.input_tokens + flight.made
+        else:
+            tally["prefill"] += flight.prefill_ns
+        assert flight.charged >= 0
+    for incarnation, load in state.ledger.loads.items():
+        tally = sums[incarnation]
+        assert load.attempts == tally["attempts"] >= 0
+        assert load.blocks == tally["blocks"] >= 0
+        assert load.decodes == tally["decodes"] >= 0
+        assert load.context_tokens == tally["context"] >= 0
+        assert load.pending_prefill_ns == tally["prefill"] >= 0
+        assert load.gaps == gaps[incarnation]
+    assert set(sums) <= set(state.ledger.loads), "flights on a replica that is gone"
+
+
+def quotas_are_their_holds(state: PlaneState) -> None:
+    reserved: Counter[TenantId] = Counter()
+    parallel: Counter[TenantId] = Counter()
+    for hold_ in state.ledger.holds.values():
+        reserved[hold_.tenant] += hold_.tokens
+        parallel[hold_.tenant] += 1
+    for tenant, quota in state.ledger.quotas.items():
+        assert (quota.reserved, quota.parallel) == (reserved[tenant], parallel[tenant])
+    for book in state.ledger.counters.values():
+        assert all(value >= 0 for value in book.values.values())
+
+
+def backlog_is_what_waits(known: ModelState) -> None:
+    backlog = known.backlog
+    assert backlog.size == len(waits(backlog)) == sum(backlog.queued.values())
+    assert backlog.work_ns == sum(
+        queue.work() for mine in backlog.tenants.values() for queue in mine.classes.values()
+    )
+    assert backlog.weights == sum(mine.weight for mine in backlog.tenants.values())
+    listed: list[tuple[str, str]] = []
+    for urgent, listing in ((True, backlog.urgent), (False, backlog.lending)):
+        for slo_class, ranked in listing.items():
+            for turn, tenant in ranked:
+                queue = backlog.tenants[TenantId(tenant)].classes[slo_class]
+                assert (queue.turn, queue.urgent) == (turn, urgent)
+                listed.append((tenant, slo_class))
+    there = [(tenant, name) for tenant, mine in backlog.tenants.items() for name in mine.classes]
+    assert sorted(listed) == sorted(there), "each waiting class of a tenant is listed once"
+    changes = {tenant: when for when, tenant in backlog.changes}
+    for tenant, mine in backlog.tenants.items():
+        assert mine.count == sum(q.ready.size + q.late.size for q in mine.classes.values()) > 0
+        assert changes.get(tenant) == mine.change_at
+    assert set(changes) <= set(backlog.tenants)
+
+
+def fleet_is_consistent(state: PlaneState, known: ModelState) -> None:
+    fleet = known.fleet
+    assert sorted(name for _, name in fleet.ranking) == sorted(fleet.replicas)
+    for replica in fleet.replicas.values():
+        assert fleet.slots[replica.slot] == replica.name
+        assert replica.incarnation in state.ledger.loads
+        assert replica.prefix_tokens == sum(replica.prefixes.values())
+    assert sum(slot is not None for slot in fleet.slots) == len(fleet.replicas)
+    pools = Counter(replica.pool for replica in fleet.replicas.values())
+    assert fleet.ready == pools
+
+
+def nothing_waits_in_vain(plane: Plane, now: InstantNs) -> None:
+    """Work conservation: the next turn's request has no open replica.
+
+    Nor has the next turn among the classes that another pool could still serve, and so on.
+    """
+    for model, known in plane.state.models.items():
+        blocked = NONE
+        assert (known.backlog.next_turn(NONE) is not None) is bool(known.backlog.size)
+        while (turn := known.backlog.next_turn(blocked)) is not None:
+            assert turn.slo_class not in blocked
+            open_ = places(plane, plane.state.live[turn.request], now)
+            assert not open_, f"{turn.request} waits, {open_} are open"
+            blocked |= plane._machine.settings.sharing(model, turn.slo_class)
+
+
+def places(plane: Plane, live: Live, now: InstantNs) -> list[str]:
+    """Return the replicas that are open for a waiting request."""
+    return [
+        view.replica
+        for view in plane.views_for(live, now)
+        if is_open(view, live.demand.kv_blocks, live.bounds.gap_ns)
+    ]
+
+
+def tallies_add_up(state: PlaneState) -> None:
+    live: Counter[tuple[str, str]] = Counter()
+    for one in state.live.values():
+        live[one.request.tenant, one.slo_class] += 1
+    for tenant, by_class in state.accounts.tallies.items():
+        for slo_class, tally in by_class.items():
+            turned = sum(tally.rejected.values()) + tally.left_before
+            assert tally.offered == tally.admitted + turned
+            over = sum(tally.outcomes.values())
+            assert tally.admitted == over + live[tenant, slo_class]
+            assert tally.met <= tally.outcomes.get("success", 0)  # type: ignore[call-overload]
+
+
+def over(plane: Plane) -> None:
+    """Check that nothing is left once everything has ended."""
+    state = plane.state
+    assert not state.live
+    assert not state.ledger.holds
+    assert not state.ledger.flights
+    for load in state.ledger.loads.values():
+        assert not (load.attempts or load.blocks or load.decodes or load.context_tokens)
+        assert not (load.pending_prefill_ns or load.gaps)
+    for quota in state.ledger.quotas.values():
+        assert not quota.reserved
+        assert not quota.parallel
+    for known in state.models.values():
+        assert not known.backlog.size
+        assert not known.backlog.work_ns
+        assert not known.backlog.weights
+        assert not known.backlog.tenants
+        assert not known.backlog.changes.size
+    assert plane.next_timer() is None

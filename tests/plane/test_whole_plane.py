@@ -1,0 +1,401 @@
+"""Whatever happens in whatever order, the plane neither leaks, nor forgets, nor contradicts itself."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Fail, Refuse
+from headrace.model.engine import Snapshot
+from headrace.model.event import (
+    CallerLeft,
+    ConfigChanged,
+    Ended,
+    Event,
+    FirstToken,
+    ProgressTick,
+    ReplicaDown,
+    ReplicaReported,
+    ReplicaUp,
+    RequestArrived,
+    Restarted,
+    TimerDue,
+)
+from headrace.model.ids import (
+    AttemptId,
+    ClassName,
+    Incarnation,
+    ModelName,
+    PoolName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
+from headrace.model.meter import NO_STREAM
+from headrace.model.request import Request
+from headrace.model.slo import Outcome
+from headrace.plane.core import Plane
+from headrace.plane.journal import Recorder, Verified, verify
+from headrace.plane.state import Phase
+from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.ordering.orders import Fifo, TenantFirst
+from headrace.units import Blocks, DurationNs, InstantNs, Tokens
+from tests.plane import invariants
+from tests.plane.scenes import MS, S, small, usage
+
+CLASSES = (
+    ClassSpec(name="interactive", weight=4, queue=6, tenant_queue=4),
+    ClassSpec(name="tight", ttft_ms=400.0, itl_ms=20.0),
+    ClassSpec(name="batch", ttft_ms=None, itl_ms=1_000.0, completion_ms=60_000.0, expire=False),
+    ClassSpec(name="late", ttft_ms=30_000.0, expire=True),
+)
+POOLS = (
+    PoolSpec(name="any", model="m", profile=small(8_192, running=4)),
+    PoolSpec(name="own", model="m", profile=small(24_576), classes=("batch", "late")),
+    PoolSpec(name="other", model="n", profile=small(16_384)),
+)
+TENANTS = (
+    TenantSpec(name="a"),
+    TenantSpec(name="b", weight=3, tpm_limit=20_000, rpm_limit=90),
+    TenantSpec(name="c", max_parallel_requests=3, classes=("batch", "interactive")),
+    TenantSpec(name="d", models=("n",)),
+)
+BASE = PlaneConfig(
+    models=(ModelSpec(name="m", aliases=("old",), context_limit=40_000), ModelSpec(name="n")),
+    pools=POOLS,
+    tenants=TENANTS,
+    classes=CLASSES,
+    admission=Gates(mode=GateMode.AUDIT),
+)
+
+
+def _without(**changes: Any) -> PlaneConfig:
+    given = {name: getattr(BASE, name) for name in BASE.__struct_fields__}
+    return PlaneConfig(**(given | changes))
+
+
+CONFIGS = (
+    BASE,
+    _without(admission=Gates()),
+    _without(ordering=Fifo()),
+    _without(ordering=TenantFirst(lend_after_ms=500.0)),
+    _without(tenants=TENANTS[:2], classes=CLASSES[:3]),
+    _without(pools=POOLS[:1]),
+    _without(pools=POOLS[1:]),
+    _without(models=BASE.models[1:], pools=POOLS[2:]),
+)
+NAMES = ("r0", "r1", "r2", "r3")
+OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
+
+
+class WholePlane(RuleBasedStateMachine):
+    """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
+
+    @initialize(nth=st.integers(0, 3), pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3))
+    def begin(self, nth: int, pools: list[str]) -> None:
+        self.segments: list[bytearray] = []
+        self.plane = Plane()
+        self.recorder = Recorder(self.plane, self.sink, segment_bytes=40_000)
+        self.now = InstantNs(0)
+        self.requests = 0
+        self.epoch = 0
+        self.life = 0
+        self.lives: list[tuple[str, int, str]] = []
+        self.attempts: list[AttemptId] = []
+        self.made: Counter[AttemptId] = Counter()
+        self.offered: set[RequestId] = set()
+        self.over: set[RequestId] = set()
+        self.snapshots: list[Snapshot] = []
+        self.tell(ConfigChanged(revision=1, config=canonical(CONFIGS[nth])))
+        for name, pool in zip(NAMES, pools, strict=False):
+            self.up(name, pool)
+
+    def sink(self, frame: bytes, opens: bool) -> None:
+        if opens:
+            self.segments.append(bytearray())
+        self.segments[-1] += frame
+
+    def tell(self, event: Event) -> None:
+        before = self.plane.freeze()
+        effects = self.recorder.handle(event, now=self.now)
+        for effect in effects:
+            self.note(effect)
+        if self.requests % 7 == 0:  # a thawed plane goes on alike
+            twin = Plane.thaw(before)
+            assert twin.freeze() == before
+            assert twin.handle(event, now=self.now) == effects
+            assert twin.freeze() == self.plane.freeze()
+
+    def note(self, effect: Effect) -> None:
+        match effect:
+            case Concluded():
+                assert effect.request in self.offered
+                assert effect.request not in self.over, "two outcomes"
+                self.over.add(effect.request)
+            case Dispatch():
+                assert effect.attempt not in self.attempts
+                assert effect.request in self.offered - self.over
+                assert (effect.replica, effect.incarnation) in {x[:2] for x in self.lives}
+                self.attempts.append(effect.attempt)
+            case Cancel():
+                assert effect.attempt in self.attempts
+                assert (effect.replica, effect.incarnation) in {x[:2] for x in self.lives}
+            case Refuse() | Fail():
+                assert effect.request in self.offered - self.over
+            case _:
+                pass
+
+    # What happens ----------------------------------------------------------------------------
+
+    @rule(ns=st.sampled_from((0, 1, MS, 30 * MS, 300 * MS, 2 * S, 15 * S)))
+    def pass_time(self, ns: int) -> None:
+        self.now = InstantNs(self.now + ns)
+
+    @rule()
+    def timer(self) -> None:
+        when = self.plane.next_timer()
+        if when is not None:
+            self.now = max(self.now, when)
+        self.tell(TimerDue())
+        following = self.plane.next_timer()
+        assert following is None or following > self.now
+
+    @rule(
+        burst=st.lists(
+            st.tuples(
+                st.sampled_from("aabbc"),
+                st.sampled_from(("interactive", "interactive", "batch", "late", "tight")),
+                st.sampled_from((100, 1_500, 3_000, 6_000, 12_000)),
+                st.integers(0, 4),
+                st.sampled_from((None, None, 1, 600)),
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    def burst(self, burst: list[tuple[str, str, int, int, int | None]]) -> None:
+        for tenant, slo_class, tokens, prefix, output in burst:
+            self.offer(tenant, "m", slo_class, tokens, output, prefix)
+
+    @rule(
+        tenant=st.sampled_from(("a", "b", "c", "d", "stranger")),
+        model=st.sampled_from(("m", "m", "old", "n", "unknown")),
+        slo_class=st.sampled_from((None, "interactive", "tight", "batch", "odd")),
+        tokens=st.sampled_from((0, 1, 100, 20_000, 90_000)),
+        output=st.sampled_from((None, None, 1, 10**12)),
+        ttft=st.sampled_from((None, 50 * MS, 1_000 * S)),
+        gap=st.sampled_from((None, 1, 8 * MS)),
+    )
+    def arrive(
+        self,
+        tenant: str,
+        model: str,
+        slo_class: str | None,
+        tokens: int,
+        output: int | None,
+        ttft: int | None,
+        gap: int | None,
+    ) -> None:
+        self.offer(tenant, model, slo_class, tokens, output, ttft=ttft, gap=gap)
+
+    def offer(
+        self,
+        tenant: str,
+        model: str,
+        slo_class: str | None,
+        tokens: int,
+        output: int | None,
+        prefix: int = 0,
+        ttft: int | None = None,
+        gap: int | None = None,
+    ) -> None:
+        self.requests += 1
+        request = RequestId(self.requests)
+        self.offered.add(request)
+        asked = Request(
+            id=request,
+            tenant=TenantId(tenant),
+            model=ModelName(model),
+            input_tokens=Tokens(tokens),
+            max_output=None if output is None else Tokens(output),
+            slo_class=None if slo_class is None else ClassName(slo_class),
+            prefix=tuple(range(100 * (tokens % 3), 100 * (tokens % 3) + prefix)),
+            prefix_tokens=Tokens(256 if prefix else 0),
+            ttft_ns=None if ttft is None else DurationNs(ttft),
+            gap_ns=None if gap is None else DurationNs(gap),
+        )
+        self.tell(RequestArrived(asked))
+        assert request in self.over or request in self.plane.state.live
+
+    @rule(nth=st.integers(0, 30))
+    def leave(self, nth: int) -> None:
+        self.tell(CallerLeft(RequestId(max(0, self.requests - nth))))
+
+    def attempt(self, back: int) -> AttemptId:
+        """Return an attempt that runs; beyond those a recent one, or one that never was."""
+        running = list(self.plane.state.ledger.flights)
+        if back < len(running):
+            return running[back]
+        return self.attempts[-1 - back] if back < len(self.attempts) else AttemptId(10**6 + back)
+
+    @rule(back=st.integers(0, 6))
+    def first(self, back: int) -> None:
+        self.tell(FirstToken(self.attempt(back)))
+
+    @rule()
+    def first_of_all(self) -> None:
+        for attempt in list(self.plane.state.ledger.flights):
+            self.tell(FirstToken(attempt))
+
+    @rule(moves=st.lists(st.tuples(st.integers(0, 6), st.integers(-3, 900)), max_size=4))
+    def tick(self, moves: list[tuple[int, int]]) -> None:
+        moved = []
+        for back, more in moves:
+            attempt = self.attempt(back)
+            made = max(0, self.made[attempt] + more)
+            self.made[attempt] = max(made, self.made[attempt])
+            moved.append((attempt, made))
+        self.tell(ProgressTick(tuple(moved)))
+
+    @rule(
+        back=st.integers(0, 6),
+        outcome=st.sampled_from(OUTCOMES),
+        counted=st.sampled_from((None, (10, 0, 0), (1_500, 1_500, 30), (400, 5_000, 2_000))),
+        streamed=st.booleans(),
+    )
+    def end(
+        self, back: int, outcome: Outcome, counted: tuple[int, int, int] | None, streamed: bool
+    ) -> None:
+        attempt = self.attempt(back)
+        flight = self.plane.state.ledger.flights.get(attempt)
+        timing = NO_STREAM
+        if streamed and flight is not None:
+            timing = NO_STREAM.__class__(
+                tokens=Tokens(self.made[attempt] + 1),
+                first_at=self.plane.state.live[flight.request].dispatched_at,
+                last_at=self.now,
+                max_gap_ns=DurationNs(0),
+                gaps_over=0,
+                gap_counts=(self.made[attempt],),
+            )
+        used = None if counted is None else usage(counted[0], counted[2], counted[1])
+        self.tell(Ended(attempt=attempt, outcome=outcome, usage=used, timing=timing))
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        pool=st.sampled_from(("any", "any", "any", "own", "own", "other", "none")),
+    )
+    def up(self, name: str, pool: str) -> None:
+        self.life += 1
+        self.lives.append((name, self.life, pool))
+        self.tell(
+            ReplicaUp(
+                replica=ReplicaName(name), incarnation=Incarnation(self.life), pool=PoolName(pool)
+            )
+        )
+
+    @precondition(lambda self: self.lives)
+    @rule(back=st.integers(0, 5))
+    def up_again(self, back: int) -> None:
+        """Repeat an old announcement: it changes nothing unless that life never was."""
+        name, life, pool = self.lives[-1 - back % len(self.lives)]
+        known = {x.incarnation for m in self.plane.state.models.values() for x in m.fleet.replicas.values()}
+        self.tell(
+            ReplicaUp(replica=ReplicaName(name), incarnation=Incarnation(life), pool=PoolName(pool))
+        )
+        if life in known:
+            assert Incarnation(life) in self.plane.state.ledger.loads
+
+    @precondition(lambda self: self.lives)
+    @rule(back=st.integers(0, 5))
+    def down(self, back: int) -> None:
+        name, life, _ = self.lives[-1 - back % len(self.lives)]
+        self.tell(ReplicaDown(replica=ReplicaName(name), incarnation=Incarnation(life)))
+        assert Incarnation(life) not in self.plane.state.ledger.loads
+
+    @precondition(lambda self: self.lives)
+    @rule(
+        back=st.integers(0, 5),
+        ago=st.sampled_from((-MS, 0, MS, 10 * S)),
+        running=st.sampled_from((None, 0, 3)),
+        used=st.sampled_from((None, 0, 10**6)),
+        hits=st.sampled_from((None, 0, 50, 100)),
+    )
+    def report(
+        self, back: int, ago: int, running: int | None, used: int | None, hits: int | None
+    ) -> None:
+        name, life, _ = self.lives[-1 - back % len(self.lives)]
+        snapshot = Snapshot(
+            replica=ReplicaName(name),
+            incarnation=Incarnation(life),
+            observed_at=InstantNs(self.now - ago),
+            running=running,
+            kv_blocks_used=None if used is None else Blocks(used),
+            prefix_tokens_hit=hits,
+        )
+        self.snapshots.append(snapshot)
+        self.tell(ReplicaReported(snapshot))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(back=st.integers(0, 3))
+    def report_again(self, back: int) -> None:
+        self.tell(ReplicaReported(self.snapshots[-1 - back % len(self.snapshots)]))
+
+    @rule(nth=st.integers(0, len(CONFIGS) - 1), really=st.sampled_from((False, False, True)))
+    def configure(self, nth: int, really: bool) -> None:
+        if really:
+            self.tell(ConfigChanged(revision=2 + nth, config=canonical(CONFIGS[nth])))
+
+    @rule(really=st.sampled_from((False, False, False, True)))
+    def restart(self, really: bool) -> None:
+        if not really:
+            return
+        self.epoch += 1
+        self.tell(Restarted(self.epoch))
+        invariants.over(self.plane)
+        for name in NAMES[:2]:
+            self.up(name, "any")
+
+    # What holds ------------------------------------------------------------------------------
+
+    @invariant()
+    def books_balance(self) -> None:
+        invariants.hold(self.plane, self.now)
+        live = set(self.plane.state.live)
+        assert live | self.over == self.offered
+        assert not live & self.over
+
+    def teardown(self) -> None:
+        if not hasattr(self, "plane"):
+            return
+        for request, live in list(self.plane.state.live.items()):
+            if live.phase is Phase.QUEUED or request % 2:
+                self.tell(CallerLeft(request))
+        for attempt in list(self.plane.state.ledger.flights):
+            self.tell(Ended(attempt=attempt, outcome=Outcome.ERROR, usage=None, timing=NO_STREAM))
+        for request in list(self.plane.state.live):
+            self.tell(CallerLeft(request))
+        invariants.over(self.plane)
+        assert self.over == self.offered
+        found = verify([bytes(segment) for segment in self.segments])
+        assert isinstance(found, Verified), found
+        last = verify([bytes(self.segments[-1])])
+        assert isinstance(last, Verified), last
+
+
+TestWholePlane = WholePlane.TestCase
+TestWholePlane.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    suppress_health_check=list(HealthCheck),
+)
