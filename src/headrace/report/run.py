@@ -67,4 +67,6 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaTotals] = []
     samples: list[ServiceSample] = []
     slos: tuple[Slo, ...] = ()
+    weights: dict[TenantId, int] = {}
+    """Weights of tenants that are not 1: the fair shares that served work is held against."""
     formula: str = FORMULA_REVISION

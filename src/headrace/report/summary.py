@@ -1,0 +1,177 @@
+"""What did one run come to, with every denominator?
+
+Attainment and goodput are made here from the run's records and nothing else. Judges no policy:
+comparing is another file's question.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from headrace.model.effect import Concluded
+from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
+from headrace.report.fairness import Fairness, fairness
+from headrace.report.groups import Cell, EntryResult, Group, entry_result, merged
+from headrace.report.littles_law import LittleCheck, little_checks
+from headrace.report.objectives import ObjectiveResult, objective_results
+from headrace.report.run import Offered, ReplicaTotals, RunRecord
+from headrace.report.stats import PERCENTILES, decile_edges, decile_of, ratio
+from headrace.units import DurationNs, InstantNs
+
+
+class Decile(Struct, frozen=True, kw_only=True, gc=False):
+    """One tenth of the offered population by prompt length, and how it fared."""
+
+    tenth: int
+    """1: the shortest prompts."""
+    input_tokens_max: int
+    """Upper edge, inclusive. Equal prompts are never parted, so a tenth may hold none."""
+    offered: int
+    rejected: int
+    met: int
+    rejected_share: float | None
+
+
+class ReplicaShare(Struct, frozen=True, kw_only=True):
+    """How busy one replica was."""
+
+    name: ReplicaName
+    busy_share: float | None
+    steps: int
+    output_tokens: int
+
+
+class Engines(Struct, frozen=True, kw_only=True):
+    """What the replicas did, taken together."""
+
+    replicas: tuple[ReplicaShare, ...]
+    busy_share: float | None
+    """Busy time / time up, of all: a diagnosis, never an objective."""
+    preemptions: int
+    prefix_tokens_queried: int
+    prefix_tokens_hit: int
+    prefix_hit_share: float | None
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """One run in figures. Rates are per `span_ns`; floats are rounded as they are written."""
+
+    label: str
+    scenario: str
+    seed: int
+    trace_hash: str
+    formula: str
+    percentiles: str
+    """How percentiles are defined."""
+    span_ns: DurationNs
+    end_ns: InstantNs
+    total: Group
+    by_class: tuple[Group, ...]
+    by_tenant: tuple[Group, ...]
+    by_tenant_class: tuple[Group, ...]
+    objectives: tuple[ObjectiveResult, ...]
+    deciles: tuple[Decile, ...]
+    engines: Engines
+    fairness: Fairness
+    little: tuple[LittleCheck, ...]
+
+
+def summarise(run: RunRecord) -> Summary:
+    """Return a run's figures (SLO-4, SLO-5); a record that does not add up is a bug."""
+    rows = _matched(run)
+    cells: dict[tuple[TenantId, ClassName], Cell] = {}
+    for offered in run.offered:
+        key = offered.tenant, offered.slo_class
+        cell = cells.get(key)
+        if cell is None:
+            cell = cells[key] = Cell()
+        cell.add(offered, rows[offered.request])
+    tenants = sorted({tenant: None for tenant, _ in cells})
+    classes = sorted({slo_class: None for _, slo_class in cells})
+    span = run.span_ns
+    return Summary(
+        label=run.label,
+        scenario=run.scenario,
+        seed=run.seed,
+        trace_hash=run.trace_hash,
+        formula=run.formula,
+        percentiles=PERCENTILES,
+        span_ns=span,
+        end_ns=run.end_ns,
+        total=merged(cells.values()).group(None, None, span),
+        by_class=tuple(
+            merged(cell for key, cell in cells.items() if key[1] == name).group(None, name, span)
+            for name in classes
+        ),
+        by_tenant=_by_tenant(cells, tenants, span),
+        by_tenant_class=tuple(cells[key].group(*key, span) for key in sorted(cells)),
+        objectives=objective_results(run.slos, run.rows),
+        deciles=_deciles(run.offered, rows),
+        engines=_engines(run.replicas),
+        fairness=fairness(run.offered, run.rows, run.samples, run.weights),
+        little=little_checks(run.rows),
+    )
+
+
+def _matched(run: RunRecord) -> dict[RequestId, Concluded]:
+    """Return the one row of each offered request."""
+    rows = {row.request: row for row in run.rows}
+    assert len(rows) == len(run.rows), "a request ended twice"
+    assert len(rows) == len(run.offered), f"{len(run.offered)} offered, {len(rows)} ended"
+    for offered in run.offered:
+        assert offered.request in rows, f"{offered.request=} was offered and never ended"
+    return rows
+
+
+def _by_tenant(
+    cells: Mapping[tuple[TenantId, ClassName], Cell], tenants: Sequence[TenantId], span: DurationNs
+) -> tuple[Group, ...]:
+    parts: dict[TenantId, list[Cell]] = {tenant: [] for tenant in tenants}
+    for (tenant, _), cell in cells.items():
+        parts[tenant].append(cell)
+    return tuple(merged(parts[tenant]).group(tenant, None, span) for tenant in tenants)
+
+
+def _deciles(offered: Sequence[Offered], rows: Mapping[RequestId, Concluded]) -> tuple[Decile, ...]:
+    """Return rejections by prompt length; the edges are those of all that was offered."""
+    edges = decile_edges(one.input_tokens for one in offered)
+    counts = [[0, 0, 0] for _ in edges]
+    for one in offered:
+        row, tenth = rows[one.request], counts[decile_of(edges, one.input_tokens)]
+        tenth[0] += 1
+        tenth[1] += entry_result(row) is EntryResult.REJECTED
+        tenth[2] += row.met
+    return tuple(
+        Decile(
+            tenth=number,
+            input_tokens_max=edge,
+            offered=asked,
+            rejected=refused,
+            met=met,
+            rejected_share=ratio(refused, asked),
+        )
+        for number, (edge, (asked, refused, met)) in enumerate(
+            zip(edges, counts, strict=True), start=1
+        )
+    )
+
+
+def _engines(replicas: Sequence[ReplicaTotals]) -> Engines:
+    queried = sum(one.prefix_tokens_queried for one in replicas)
+    hit = sum(one.prefix_tokens_hit for one in replicas)
+    return Engines(
+        replicas=tuple(
+            ReplicaShare(
+                name=one.name,
+                busy_share=ratio(one.busy_ns, one.up_ns),
+                steps=one.steps,
+                output_tokens=one.output_tokens,
+            )
+            for one in sorted(replicas, key=lambda one: one.name)
+        ),
+        busy_share=ratio(sum(one.busy_ns for one in replicas), sum(one.up_ns for one in replicas)),
+        preemptions=sum(one.preemptions for one in replicas),
+        prefix_tokens_queried=queried,
+        prefix_tokens_hit=hit,
+        prefix_hit_share=ratio(hit, queried),
+    )
