@@ -1,0 +1,90 @@
+"""`headrace serve` as a process of its own: greeting, answer, Ctrl-C, record."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from headrace.adapters.journal.ring import segments
+from headrace.cli.serve import demo_settings, serve
+from headrace.config.errors import ConfigError
+from headrace.plane.journal import Verified, verify
+from headrace.report.decisions import Verified as DecisionsVerified
+from headrace.report.decisions import verify_decisions
+
+pytestmark = pytest.mark.service
+
+SERVE = """
+import sys
+from pathlib import Path
+from headrace.cli.serve import serve
+folder = Path(sys.argv[1])
+sys.exit(serve(port=0, journal=folder / "journal", decisions=folder / "decisions.jsonl"))
+"""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """Run the command; yield the process, its address and its key."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        greeting = [process.stdout.readline() for _ in range(3)]
+        place = re.search(r"http://\S+/v1", greeting[0])
+        key = re.search(r"sk-hr-\S+(?=,)", greeting[1])
+        assert place, greeting
+        assert key, greeting
+        assert greeting[2].lstrip().startswith("curl -N")
+        try:
+            yield process, place.group(), key.group()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_serves_and_stops_well(tmp_path: Path, sent: signal.Signals) -> None:
+    with served(tmp_path) as (process, place, key):
+        with openai.OpenAI(api_key=key, base_url=place, max_retries=0) as sdk:
+            answer = sdk.chat.completions.create(
+                model="headrace-demo",
+                messages=[{"role": "user", "content": "Hello"}],
+                max_tokens=3,
+            )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 3
+        process.send_signal(sent)
+        out, err = process.communicate()
+        assert process.returncode == 0, err
+        assert out == "headrace: stopped\n"
+        assert err == ""
+        assert key not in "".join(
+            path.read_text("latin-1") for path in tmp_path.rglob("*") if path.is_file()
+        )
+    found = verify(segments(tmp_path / "journal"))
+    assert isinstance(found, Verified)
+    assert found.records >= 8
+    assert verify_decisions(tmp_path / "decisions.jsonl") == DecisionsVerified(count=2)
+
+
+def test_flags_of_the_emulated_fleet_are_refused_beside_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--replicas") as refused:
+        serve(config=tmp_path / "headrace.yaml", replicas=3, model="m")
+    assert len(refused.value.faults) == 2
+
+
+def test_the_demo_fleet_is_what_the_flags_say() -> None:
+    deployment = demo_settings("sk", replicas=5, profile="a100-8b-tp1", model="mine").deployment
+    (pool,) = deployment.pools
+    assert (pool.replicas, pool.profile.name, pool.model) == (5, "a100-8b-tp1", "mine")

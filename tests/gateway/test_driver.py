@@ -1,0 +1,253 @@
+"""The driver in virtual time: order of a stream, exits in every phase, the one timer."""
+
+import logging
+
+import pytest
+
+from headrace.gateway.driver import TICK_NS
+from headrace.gateway.errors import Fault
+from headrace.gateway.stream import Done, Left
+from headrace.model.event import (
+    CallerLeft,
+    ConfigChanged,
+    Ended,
+    FirstToken,
+    ProgressTick,
+    ReplicaReported,
+    ReplicaUp,
+    RequestArrived,
+    TimerDue,
+)
+from headrace.model.slo import Outcome
+from headrace.ports.engine import Finish
+from headrace.units import NS_PER_MS, NS_PER_S, Tokens
+from tests.gateway.scenes import Gateway, ObedientEngine, assert_books_closed, reach, request
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+
+def obedient(*, fails: bool = False) -> tuple[Gateway, ObedientEngine]:
+    gateway = Gateway(lambda clock: [ObedientEngine(clock, fails=fails)])
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    return gateway, engine
+
+
+def kinds(gateway: Gateway) -> list[type]:
+    return [type(event) for _, event in gateway.pages.records()]
+
+
+async def test_a_stream_comes_in_order_and_ends_with_the_engines_usage() -> None:
+    gateway, engine = obedient()
+    stream = gateway.driver.offer(request(1))
+    assert stream.decision is not None
+    assert stream.queue_ns == 0
+    assert len(engine.calls) == 1
+
+    engine.say("one two")
+    engine.say(" three")
+    chunk = await stream.chunk()
+    assert (chunk.text, chunk.end) == ("one two three", None)
+    engine.say(" four")
+    engine.end()
+    chunk = await stream.chunk()
+    assert chunk.text == " four"
+    assert isinstance(chunk.end, Done)
+    assert (chunk.end.usage.output_tokens, chunk.end.finish) == (4, Finish.STOP)
+    assert kinds(gateway) == [
+        ConfigChanged,
+        ReplicaUp,
+        ReplicaReported,
+        RequestArrived,
+        FirstToken,
+        Ended,
+    ]
+    assert [row.request for row in gateway.driver.recent] == [1]
+    assert gateway.driver.outcomes == {Outcome.SUCCESS: 1}
+    gateway.finish()
+
+
+async def test_a_caller_that_leaves_the_queue_was_never_sent() -> None:
+    gateway, engine = obedient()
+    first = gateway.driver.offer(request(1, tokens=20_000))
+    second = gateway.driver.offer(request(2))
+    assert (first.attempt, second.attempt) == (1, None), "the window is full"
+    gateway.driver.leave(second.request.id)
+    assert isinstance((await second.chunk()).end, Left)
+    assert not engine.aborted
+    assert gateway.driver.live == 1
+    engine.say("x")
+    engine.end()
+    assert len(engine.calls) == 1
+    gateway.finish()
+
+
+@pytest.mark.parametrize("words", ["", "some words"], ids=["before the first byte", "mid-stream"])
+async def test_a_caller_that_leaves_later_has_its_engine_stopped(words: str) -> None:
+    gateway, engine = obedient()
+    stream = gateway.driver.offer(request(1))
+    if words:
+        engine.say(words)
+    gateway.driver.leave(stream.request.id)
+    assert engine.aborted == [1]
+    assert isinstance((await stream.chunk()).end, Left)
+    assert_books_closed(gateway.driver.plane)
+
+    engine.say("late")  # told all the same, and heard by nobody
+    engine.end()
+    gateway.driver.leave(stream.request.id)
+    assert kinds(gateway)[-1] is CallerLeft
+    assert gateway.driver.outcomes == {Outcome.CLIENT_CANCEL: 1}
+    gateway.finish()
+
+
+async def test_an_engine_that_fails_at_once_is_heard_after_the_event_at_hand() -> None:
+    gateway, engine = obedient(fails=True)
+    stream = gateway.driver.offer(request(1))
+    end = (await stream.chunk()).end
+    assert isinstance(end, Fault)
+    assert (end.face.status, end.face.code) == (502, "upstream_error")
+    assert kinds(gateway)[-2:] == [RequestArrived, Ended]
+    assert engine.calls[0].dispatch.attempt == 1
+    gateway.finish()
+
+
+async def test_the_timer_ends_what_expires_in_the_queue_and_then_rests() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(request(1, tokens=20_000))
+    waiting = gateway.driver.offer(request(2))
+    assert waiting.attempt is None
+    end = (await waiting.chunk()).end
+    assert isinstance(end, Fault)
+    assert (end.face.status, end.detail.reason) == (504, "expired")
+    now, event = gateway.pages.records()[-1]
+    assert isinstance(event, TimerDue)
+    assert 0 < now <= 2 * NS_PER_S, "when it could not meet its bound any more, or sooner"
+    timers = kinds(gateway).count(TimerDue)
+    await reach(gateway.clock, 60_000)
+    assert kinds(gateway).count(TimerDue) == timers, "nothing waits: nothing to wake for"
+    engine.say("x")
+    engine.end()
+    gateway.finish()
+
+
+async def test_progress_is_told_at_multiples_of_100_ms_while_streams_move() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(request(1))
+    await reach(gateway.clock, 30)
+    engine.say("a")
+    await reach(gateway.clock, 130)
+    engine.say(" b c")
+    await reach(gateway.clock, 420)
+    engine.say(" d")
+    await reach(gateway.clock, 450)
+    engine.end()
+    await reach(gateway.clock, 900)
+    ticks = [(now, e.moved) for now, e in gateway.pages.records() if isinstance(e, ProgressTick)]
+    assert ticks == [(TICK_NS, ((1, 1),)), (2 * TICK_NS, ((1, 3),))]
+    assert all(now % TICK_NS == 0 for now, _ in ticks)
+    gateway.finish()
+
+
+async def test_reports_are_asked_for_every_poll_period() -> None:
+    gateway, engine = obedient()
+    await reach(gateway.clock, 3_500)
+    assert engine.polls == 4
+    told = [now for now, e in gateway.pages.records() if isinstance(e, ReplicaReported)]
+    assert told == [nth * NS_PER_S for nth in range(4)]
+    gateway.finish()
+    await reach(gateway.clock, 10_000)
+    assert engine.polls == 4
+    assert engine.closed
+
+
+async def test_stopping_ends_whoever_is_live_and_refuses_newcomers() -> None:
+    gateway, engine = obedient()
+    streaming = gateway.driver.offer(request(1, tokens=20_000))
+    queued = gateway.driver.offer(request(2))
+    engine.say("x")
+    assert (await streaming.chunk()).text == "x"
+    gateway.driver.stop()
+    assert_books_closed(gateway.driver.plane)
+    for stream in (streaming, queued, gateway.driver.offer(request(3))):
+        end = (await stream.chunk()).end
+        assert isinstance(end, Fault)
+        assert (end.face.status, end.detail.reason) == (503, "shutting_down")
+    gateway.finish()
+
+
+async def test_draining_lets_the_running_go_on() -> None:
+    gateway, engine = obedient()
+    running = gateway.driver.offer(request(1))
+    gateway.driver.refuse_newcomers()
+    assert isinstance((await gateway.driver.offer(request(2)).chunk()).end, Fault)
+    engine.say("x")
+    engine.end()
+    assert isinstance((await running.chunk()).end, Done)
+    gateway.finish()
+
+
+async def test_a_broken_plane_is_never_asked_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, engine = obedient()
+    stopped: list[bool] = []
+    driver = gateway.driver
+    driver._on_broken = lambda: stopped.append(True)
+    running = driver.offer(request(1))
+    events = len(gateway.pages.records())
+
+    def impossible(*_: object, **__: object) -> None:
+        raise AssertionError("a state that cannot be")
+
+    monkeypatch.setattr(driver, "_handle", impossible)
+    with caplog.at_level(logging.CRITICAL):
+        newcomer = driver.offer(request(2))
+    assert f"journal index {events}" in caplog.text
+    assert "a state that cannot be" in caplog.text
+    assert stopped == [True]
+    assert isinstance(driver.broken, AssertionError)
+    for stream in (running, newcomer, driver.offer(request(3))):
+        end = (await stream.chunk()).end
+        assert isinstance(end, Fault)
+        assert (end.face.status, end.face.code) == (500, "internal_error")
+        driver.leave(stream.request.id)
+    engine.say("x")
+    engine.poll()
+    await reach(gateway.clock, 5_000)
+    driver.stop()
+    assert stopped == [True]
+    assert len(gateway.pages.records()) == events
+    assert engine.closed
+
+
+async def test_a_refusal_says_what_the_callers_limit_was() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(request(1, "slow"))
+    engine.say("x")
+    engine.end()
+    end = (await gateway.driver.offer(request(2, "slow")).chunk()).end
+    assert isinstance(end, Fault)
+    detail = end.detail
+    assert (detail.reason, detail.retryable, detail.policy_revision) == ("request_rate", True, 1)
+    assert (detail.measured, detail.threshold, detail.margin) == (1, 0, -1)
+    assert end.retry_after_ns == 60 * NS_PER_S
+    await reach(gateway.clock, 60_000 + 1)
+    assert not gateway.driver.offer(request(3, "slow")).ended
+    gateway.finish()
+
+
+async def test_a_true_length_reaches_the_engine_and_not_the_journal() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(request(1), replay_output=Tokens(7_654_321))
+    assert engine.calls[0].replay_output == 7_654_321
+    assert b"7654321" not in repr(gateway.pages.records()).encode()
+    gateway.finish()
+
+
+async def test_time_is_the_clocks() -> None:
+    gateway, _ = obedient()
+    await reach(gateway.clock, 12.5)
+    gateway.driver.offer(request(1))
+    assert gateway.pages.records()[-1][0] == 12.5 * NS_PER_MS
+    gateway.finish()

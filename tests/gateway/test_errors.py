@@ -1,0 +1,111 @@
+"""The table of errors: complete, and honest about repeating."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.gateway.errors import EDGES, REASONS, Edge, body, edge, failed, headers, refused
+from headrace.model.decision import Gate, Reason, Reject, Verdict
+from headrace.model.ids import DecisionId
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs
+
+# conventions of OpenAI's callers: what SDKs and dashboards key on.
+TYPES = {
+    400: {"invalid_request_error"},
+    401: {"invalid_request_error"},
+    403: {"invalid_request_error"},
+    404: {"invalid_request_error"},
+    405: {"invalid_request_error"},
+    413: {"invalid_request_error"},
+    429: {"rate_limit_error", "insufficient_quota"},
+    500: {"server_error"},
+    502: {"server_error"},
+    503: {"service_unavailable_error"},
+    504: {"timeout_error"},
+}
+
+
+def test_every_reason_has_a_face() -> None:
+    assert set(REASONS) == set(Reason)
+    assert set(EDGES) == set(Edge)
+
+
+@pytest.mark.parametrize("cause", [*REASONS, *EDGES])
+def test_a_face_is_of_its_status(cause: Reason | Edge) -> None:
+    face = REASONS[cause] if isinstance(cause, Reason) else EDGES[cause]
+    assert face.type in TYPES[face.status]
+    assert not (face.retryable and face.status < 429)
+    assert not (face.retryable and face.status == 504), "504 is never to be repeated"
+    assert face.dropped is None or face.status >= 502
+
+
+def rejection(reason: Reason, gate: Gate, retry_after_ns: int | None) -> Reject:
+    verdict = Verdict(gate=gate, reason=reason, measured=12, threshold=10)
+    return Reject(
+        reason=reason,
+        gate=gate,
+        slack_ns=0,
+        retry_after_ns=None if retry_after_ns is None else DurationNs(retry_after_ns),
+        verdicts=(Verdict(gate=Gate.CONTRACT, reason=None), verdict),
+    )
+
+
+def test_numbers_are_shown_only_where_they_are_the_callers() -> None:
+    shown = refused(DecisionId(7), rejection(Reason.TOKEN_RATE, Gate.BUDGET, NS_PER_S), 3)
+    told = json.loads(body(shown))["error"]["headrace"]
+    assert told == {
+        "gate": "budget",
+        "outcome": "reject",
+        "reason": "token_rate",
+        "retryable": True,
+        "decision_id": 7,
+        "policy_revision": 3,
+        "measured": 12,
+        "threshold": 10,
+        "margin": -2,
+    }
+    hidden = refused(DecisionId(7), rejection(Reason.DEADLINE_QUEUE, Gate.DEADLINE, NS_PER_S), 3)
+    told = json.loads(body(hidden))["error"]["headrace"]
+    assert not {"measured", "threshold", "margin"} & set(told)
+
+
+def test_a_code_is_text_and_a_param_may_be_null() -> None:
+    error = json.loads(body(edge(Edge.INTERNAL)))["error"]
+    assert set(error) == {"message", "type", "param", "code", "headrace"}
+    assert error["param"] is None
+    assert isinstance(error["code"], str)
+
+
+@given(wait=st.integers(0, 1 << 50), draw=st.floats(0, 1, exclude_max=True))
+def test_a_wait_is_stretched_by_at_most_a_quarter_and_never_shortened(
+    wait: int, draw: float
+) -> None:
+    fault = refused(DecisionId(1), rejection(Reason.TOKEN_RATE, Gate.BUDGET, wait), 1)
+    told = dict(headers(fault, lambda bound: int(draw * bound)))
+    seconds, millis = int(told[b"retry-after"]), int(told[b"retry-after-ms"])
+    assert seconds >= 1
+    assert millis * NS_PER_MS >= wait
+    assert seconds * NS_PER_S >= wait
+    assert millis * NS_PER_MS <= wait * 5 // 4 + 2 * NS_PER_MS
+    assert seconds * NS_PER_S <= wait * 5 // 4 + 2 * NS_PER_S
+    assert b"x-should-retry" not in told
+
+
+def test_where_nobody_knows_how_long_it_is_a_second() -> None:
+    told = dict(headers(failed(DecisionId(1), Reason.REPLICA_LOST, 1), lambda _: 0))
+    assert (told[b"retry-after"], told[b"retry-after-ms"]) == (b"1", b"1000")
+
+
+@pytest.mark.parametrize("reason", [Reason.EXPIRED, Reason.TOKEN_LIMIT, Reason.KV_TOO_LARGE])
+def test_what_repeating_does_not_help_says_so(reason: Reason) -> None:
+    told = dict(headers(failed(DecisionId(1), reason, 1), lambda _: 0))
+    assert told[b"x-should-retry"] == b"false"
+    assert b"retry-after" not in told
+
+
+def test_a_plane_that_knows_no_wait_is_believed() -> None:
+    fault = refused(DecisionId(1), rejection(Reason.GAP_BOUND, Gate.DEADLINE, None), 1)
+    assert fault.detail.retryable is False
+    assert dict(headers(fault, lambda _: 0))[b"x-should-retry"] == b"false"
