@@ -240,6 +240,8 @@ def verify_decisions(path: Path) -> Verified | Differs:
     return Verified(count=count)
 
 
+ABSENT = "(absent)"
+"""What stands for a key that one side lacks."""
 Difference = tuple[str, Any, Any]
 
 
@@ -278,9 +280,10 @@ def first_difference(recorded: Any, recomputed: Any, path: str = "") -> Differen
     if isinstance(recorded, dict) and isinstance(recomputed, dict):
         keys = [*recorded, *(key for key in recomputed if key not in recorded)]
         for key in keys:
-            found = first_difference(
-                recorded.get(key), recomputed.get(key), f"{path}.{key}" if path else key
-            )
+            below = f"{path}.{key}" if path else key
+            if key not in recorded or key not in recomputed:
+                return below, recorded.get(key, ABSENT), recomputed.get(key, ABSENT)
+            found = first_difference(recorded[key], recomputed[key], below)
             if found is not None:
                 return found
         return None
