@@ -107,8 +107,12 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
 
     @property
     def met(self) -> bool:
-        """Whether it counts for goodput: admitted, succeeded and inside every declared bound."""
-        return self.admitted and self.outcome is Outcome.SUCCESS and not self.missed
+        """Whether it counts for goodput: admitted, succeeded and inside every declared bound.
+
+        An answer without a token kept no bound.
+        """
+        answered = self.outcome is Outcome.SUCCESS and self.indicators is not None
+        return self.admitted and answered and not self.missed
 
 
 Effect = Dispatch | Refuse | Fail | Cancel | Decided | Concluded

@@ -185,7 +185,7 @@ class Slo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     objectives: tuple[Objective, ...]
     population: Population = Population()
-    window_days: Annotated[float, Meta(gt=0, le=366)] = 28
+    window_days: Annotated[float, Meta(gt=0, le=366)] = 28.0
     exclusions: tuple[Exclusion, ...] = (Exclusion.LEFT_BEFORE_ADMISSION,)
     revision: Annotated[int, Meta(ge=1)] = 1
 
@@ -195,7 +195,7 @@ class Sla(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     customer: TenantId
     slos: tuple[str, ...]
-    credit_percent: Annotated[float, Meta(ge=0, le=100)] = 0
+    credit_percent: Annotated[float, Meta(ge=0, le=100)] = 0.0
     revision: Annotated[int, Meta(ge=1)] = 1
 
 
