@@ -33,18 +33,12 @@ def test_reference_batch_is_the_largest_whose_step_holds_80_ms(name: str) -> Non
     profile = load_profile(name)
     context = profile.reference_context
     bound = min(profile.max_running, profile.kv_capacity_tokens // context)
-    fits = [
-        n
-        for n in range(1, bound + 1)
-        if profile.decode_step_ns(n, n * context) <= ms(80)
-    ]
+    fits = [n for n in range(1, bound + 1) if profile.decode_step_ns(n, n * context) <= ms(80)]
     assert profile.reference_batch == fits[-1]
 
 
 def test_own_profile_loads_by_path(tmp_path: Path) -> None:
-    packaged = (
-        Path(__file__).parents[2] / "src/headrace/config/profiles/h100-8b-tp1.yaml"
-    )
+    packaged = Path(__file__).parents[2] / "src/headrace/config/profiles/h100-8b-tp1.yaml"
     mine = tmp_path / "mine.yml"
     mine.write_text(packaged.read_text(encoding="utf-8"), encoding="utf-8")
     assert load_profile(str(mine)) == load_profile("h100-8b-tp1")

@@ -1,9 +1,8 @@
 """A configuration's canonical bytes are a fixed point: they start every journal."""
 
-import msgspec
-
 from headrace.config.profiles import load_profile
 from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
+from headrace.model.ids import TenantId
 from headrace.model.slo import Indicator, Objective, Sla, Slo
 from headrace.policy.catalog import PlaneConfig, canonical, decode
 
@@ -15,7 +14,7 @@ def test_canonical_bytes_decode_to_the_same_bytes_with_every_default_left_out() 
         pools=(PoolSpec(name="p", model="m", profile=load_profile("h100-8b-tp1")),),
         tenants=(TenantSpec(name="t"),),
         slos=(slo,),
-        slas=(Sla(customer=msgspec.convert("t", str), slos=("s",)),),
+        slas=(Sla(customer=TenantId("t"), slos=("s",)),),
     )
 
     assert canonical(decode(canonical(config))) == canonical(config)

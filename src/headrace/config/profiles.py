@@ -18,9 +18,7 @@ _FOLDER = resources.files("headrace.config").joinpath("profiles")
 def profile_names() -> tuple[str, ...]:
     """Return the names of the packaged profiles, sorted."""
     files = (entry.name for entry in _FOLDER.iterdir())
-    return tuple(
-        sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
-    )
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 def load_profile(name_or_path: str) -> Profile:
