@@ -1,34 +1,43 @@
-"""What must hold after every step, looked at from outside. Numbers as in docs/invariants.md.
+"""What must hold after every step, looked at from outside. Numbers as in docs/invariants.md."""
 
-The checkers recompute what the plane keeps, from what the world knows; they are slow, simple and
-share no code with what they check.
-"""
-
-from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Fail, Refuse
-from headrace.model.ids import AttemptId, Incarnation, RequestId, TenantId
-from headrace.plane.state import MOVES, Live, Phase
+from headrace.model.decision import Admit, Reason
+from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
+from headrace.model.evidence import EntryRecord
+from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId, TenantId
+from headrace.model.slo import Outcome
 from headrace.policy.routing.seconds import is_open
+from headrace.sim.books import (
+    Broken,
+    backlog_matches_live,
+    bounds_hold,
+    engines_run_what_is_booked,
+    hold,
+    ledger_matches_live,
+    loads_match_flights,
+    quota_matches_holds,
+    requests_are_conserved,
+    settled_service,
+    times_are_causal,
+)
+from headrace.sim.buckets import Buckets
 from headrace.sim.world import World
 from headrace.units import InstantNs
 
 DEEP_EVERY = 16
 """The costly checks run at every so many steps, and at the end."""
 
-
-class Broken(AssertionError):
-    """An invariant does not hold; the message names it and the instant."""
+__all__ = ["DEEP_EVERY", "Broken", "Checker"]
 
 
-class Seen(Struct):
-    """What the checker itself has seen of one request."""
+class Seen(Struct, frozen=True, gc=False):
+    """Where the checker saw a request go."""
 
-    phase: Phase = Phase.QUEUED
-    attempt: AttemptId | None = None
-    incarnation: Incarnation | None = None
+    dispatch: Dispatch
+    pool: str
 
 
 class Checker:
@@ -37,20 +46,26 @@ class Checker:
     def __init__(self) -> None:
         """Start having seen nothing."""
         self.steps = 0
-        self._seen: dict[RequestId, Seen] = {}
-        self._over: set[RequestId] = set()
         self._now = InstantNs(0)
         self._epoch = 0
+        self._admitted: set[RequestId] = set()
+        # Of this life of the driver; a restart may end again what was ended after its checkpoint.
+        self._sent: dict[RequestId, Seen] = {}
+        self._attempts: dict[AttemptId, Seen] = {}
+        self._over: set[RequestId] = set()
+        self._settled: dict[tuple[ModelName, TenantId], int] = {}
+        self._buckets = Buckets()
 
-    def __call__(self, world: World, effects: list[Effect]) -> None:
+    def __call__(self, world: World, effects: Sequence[Effect]) -> None:
         """Check one step."""
         self.steps += 1
         if world.epoch != self._epoch:
-            self._epoch = world.epoch
-            self._seen.clear()  # streams were cut: what was sent before means nothing now
+            self._restarted(world)
         self._clock(world)
         for effect in effects:
             self._effect(world, effect)
+        self._answered(world, effects)
+        self._buckets.step(world, effects)
         self._nothing_waits_in_vain(world)
         if self.steps % DEEP_EVERY == 0:
             self.deep(world)
@@ -58,35 +73,46 @@ class Checker:
     def deep(self, world: World) -> None:
         """Run every check that looks at everything."""
         requests_are_conserved(world)
+        backlog_matches_live(world)
+        engines_run_what_is_booked(world)
         ledger_matches_live(world)
         loads_match_flights(world)
-        quota_is_conserved(world)
-        counters_are_not_negative(world)
-        backlog_matches_live(world)
-        for node in world.nodes:
-            if node.engine is not None:
-                node.engine.check()
+        quota_matches_holds(world)
+        bounds_hold(world)
+        self._service_never_falls(world)
 
     def finish(self, world: World) -> None:
-        """Check the end: everything offered has ended, nothing is held."""
+        """Check the end: everything offered has ended by itself, nothing is held."""
         self.deep(world)
         state = world.plane.state
-        _hold(world, "INV-11", not state.live, f"still live: {list(state.live)}")
-        _hold(world, "INV-11", not state.ledger.flights, "flights are left")
-        _hold(world, "INV-11", not state.ledger.holds, "quota is held")
+        hold(world, "INV-11", not state.live, f"still live: {list(state.live)}")
+        hold(world, "INV-11", not state.ledger.flights, "flights are left")
+        hold(world, "INV-11", not state.ledger.holds, "quota is held")
+        for request in world.cut_off:
+            row = world.concluded[request]
+            served = _serving(world, row.model, row.slo_class)
+            up = [node.name for node in world.nodes if node.name in world.announced]
+            able = [name for name in up if _pool_of(world, name) in served]
+            hold(world, "INV-11", not able, f"{request} never ended, though {able} are up")
         for request, row in world.concluded.items():
-            _causal(world, request, row)
-        _hold(
-            world,
-            "INV-1",
-            len(world.concluded) == world.offered,
-            f"{world.offered} offered, {len(world.concluded)} ended",
-        )
+            times_are_causal(world, request, row)
+        ended = len(world.concluded)
+        hold(world, "INV-1", ended == world.offered, f"{world.offered} offered, {ended} ended")
+
+    def _restarted(self, world: World) -> None:
+        """Streams were cut and the plane thawed: what was sent before means nothing now."""
+        self._epoch = world.epoch
+        self._sent.clear()
+        self._attempts.clear()
+        self._over.clear()
+        self._settled.clear()
+        self._buckets = Buckets()
 
     def _clock(self, world: World) -> None:
-        _hold(world, "INV-7", world.now >= self._now, f"time ran back from {self._now}")
+        """INV-7: time never runs back, and no timer is left behind."""
+        hold(world, "INV-7", world.now >= self._now, f"time ran back from {self._now}")
         timer = world.plane.next_timer()
-        _hold(world, "INV-7", timer is None or timer >= 0, f"{timer=}")
+        hold(world, "INV-7", timer is None or timer >= world.now, f"a timer of {timer} is late")
         self._now = world.now
 
     def _effect(self, world: World, effect: Effect) -> None:
@@ -94,167 +120,96 @@ class Checker:
             case Dispatch():
                 self._dispatched(world, effect)
             case Cancel():
-                seen = self._seen.get(self._request_of(effect.attempt))
-                legal = seen is None or seen.incarnation == effect.incarnation
-                _hold(world, "INV-6", legal, f"cancel of {effect.attempt} at another life")
+                seen = self._attempts.get(effect.attempt)
+                sent = None if seen is None else (seen.dispatch.replica, seen.dispatch.incarnation)
+                here = (effect.replica, effect.incarnation)
+                hold(world, "INV-6", sent == here, f"cancel of {effect.attempt} at {here}: {sent=}")
             case Concluded():
                 self._concluded(world, effect)
             case Refuse() | Fail():
                 again = effect.request in self._over
-                _hold(world, "INV-10", not again, f"{effect.request} answered after its end")
+                hold(world, "INV-10", not again, f"{effect.request} answered after its end")
+            case Decided(EntryRecord(decision=Admit()) as record):
+                self._admitted.add(record.request_id)
             case _:
                 pass
 
     def _dispatched(self, world: World, effect: Dispatch) -> None:
+        """INV-6, INV-9: sent once, while it is live, to a life that is up and may serve it."""
         request = effect.request
-        _hold(world, "INV-6", request not in self._over, f"{request} sent after its end")
-        _hold(world, "INV-6", request not in self._seen, f"{request} sent twice")
-        known = [f for s in world.plane.state.models.values() for f in s.fleet.replicas.values()]
-        up = any(
-            one.name == effect.replica and one.incarnation == effect.incarnation for one in known
-        )
-        _hold(world, "INV-9", up, f"{request} sent to {effect.replica}, which is not ready")
-        self._seen[request] = Seen(Phase.DISPATCHED, effect.attempt, effect.incarnation)
+        hold(world, "INV-6", request not in self._over, f"{request} sent after its end")
+        hold(world, "INV-6", request not in self._sent, f"{request} sent twice")
+        hold(world, "INV-6", request in self._admitted, f"{request} sent, but not admitted")
+        hold(world, "INV-6", effect.attempt not in self._attempts, f"{effect.attempt} sent twice")
+        life = world.announced.get(effect.replica)
+        place = f"{effect.replica} in life {effect.incarnation}"
+        hold(world, "INV-9", life == effect.incarnation, f"{request} sent to {place}, not ready")
+        pool = _pool_of(world, effect.replica)
+        spec = next(p for p in world.scenario.deployment.pools if p.name == pool)
+        able = not spec.classes or effect.slo_class in spec.classes
+        hold(world, "INV-9", able, f"{request} of {effect.slo_class} sent to {pool}")
+        self._sent[request] = self._attempts[effect.attempt] = Seen(effect, pool)
 
-    def _concluded(self, world: World, effect: Concluded) -> None:
-        if not world.epoch:
-            again = effect.request in self._over
-            _hold(world, "INV-10", not again, f"{effect.request} has two outcomes")
-        self._over.add(effect.request)
+    def _concluded(self, world: World, row: Concluded) -> None:
+        """INV-10: one outcome, of something offered, admitted if it was."""
+        request = row.request
+        hold(world, "INV-10", request not in self._over, f"{request} has two outcomes")
+        hold(world, "INV-10", request <= world.offered, f"{request} was never offered")
+        admitted = request in self._admitted
+        hold(world, "INV-10", row.admitted is admitted, f"{request}: {row.admitted=}")
+        self._over.add(request)
 
-    def _request_of(self, attempt: AttemptId) -> RequestId:
-        for request, seen in self._seen.items():
-            if seen.attempt == attempt:
-                return request
-        return RequestId(-1)
+    def _answered(self, world: World, effects: Sequence[Effect]) -> None:
+        """INV-10: whoever is refused or failed has a row, and whoever has a bad row is told."""
+        told = {e.request for e in effects if isinstance(e, Refuse | Fail)}
+        rows = [e for e in effects if isinstance(e, Concluded)]
+        rowless = told - {row.request for row in rows}
+        hold(world, "INV-10", not rowless, f"{rowless} told of an end that is none")
+        for row in rows:
+            bad = not row.admitted or row.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
+            deaf = row.reason is Reason.RESTARTED  # its connection fell with the driver
+            known = not bad or deaf or row.request in told
+            hold(world, "INV-10", known, f"{row.request} ended badly, and nobody was told")
+
+    def _service_never_falls(self, world: World) -> None:
+        """INV-8: a refund gives back at most what was charged, so past service stays."""
+        settled = settled_service(world)
+        for key, value in settled.items():
+            before = self._settled.get(key, 0)
+            hold(world, "INV-8", value >= before, f"{key}: settled service {before} -> {value}")
+        self._settled = settled
 
     def _nothing_waits_in_vain(self, world: World) -> None:
-        """INV-5: if the next turn's request has an open replica, it would have been sent."""
+        """INV-5: while a request that has its turn finds an open replica, it is sent there.
+
+        Whoever finds none holds back the classes that could go nowhere else either.
+        """
         for model, known in world.plane.state.models.items():
-            turn = known.backlog.next_turn(frozenset())
-            if turn is None:
-                _hold(world, "INV-5", not known.backlog.size, f"{model}: work, but no turn")
-                continue
-            live = world.plane.state.live[turn.request]
-            views = world.plane.views_for(live, world.now)
-            idle = [
-                v.replica for v in views if is_open(v, live.demand.kv_blocks, live.bounds.gap_ns)
-            ]
-            _hold(world, "INV-5", not idle, f"{turn.request} waits, {idle} are open")
+            blocked: frozenset[ClassName] = frozenset()
+            while (turn := known.backlog.next_turn(blocked)) is not None:
+                live = world.plane.state.live[turn.request]
+                blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
+                views = world.plane.views_for(live, world.now)
+                idle = [view.replica for view in views if is_open(view, blocks, gap)]
+                hold(world, "INV-5", not idle, f"{turn.request} waits, {idle} are open")
+                places = _serving(world, model, turn.slo_class)
+                blocked |= {
+                    name
+                    for name in (ClassName(spec.name) for spec in world.scenario.deployment.classes)
+                    if _serving(world, model, name) <= places
+                }
+            idle_turns = known.backlog.size and not blocked
+            hold(world, "INV-5", not idle_turns, f"{model}: {known.backlog.size} wait, no turn")
 
 
-def _hold(world: World, number: str, holds: bool, what: str) -> None:
-    if not holds:
-        raise Broken(f"{number} at {world.now}: {what}")
+def _serving(world: World, model: ModelName, slo_class: ClassName) -> frozenset[str]:
+    """Return the pools that take a class of a model."""
+    return frozenset(
+        spec.name
+        for spec in world.scenario.deployment.pools
+        if spec.model == model and (not spec.classes or slo_class in spec.classes)
+    )
 
 
-def requests_are_conserved(world: World) -> None:
-    """INV-1: every offered request has ended or is live in the plane."""
-    live = [r for r in world.plane.state.live if r not in world.concluded]
-    accounted = len(world.concluded) + len(live)
-    _hold(world, "INV-1", world.offered == accounted, f"{world.offered=} {accounted=}")
-
-
-def ledger_matches_live(world: World) -> None:
-    """INV-3: a hold for each live request, a flight for each that was sent, and no others."""
-    state = world.plane.state
-    ledger = state.ledger
-    _hold(world, "INV-3", set(ledger.holds) == set(state.live), "holds are not those of the live")
-    flying = {live.attempt for live in state.live.values() if live.phase is not Phase.QUEUED}
-    _hold(world, "INV-3", flying == set(ledger.flights), "flights are not those of the sent")
-    for live in state.live.values():
-        _hold(world, "INV-6", live.phase is not Phase.ENDED, f"{live.request.id} ended, yet live")
-        _phase_matches(world, live)
-
-
-def _phase_matches(world: World, live: Live) -> None:
-    sent = live.attempt is not None
-    _hold(world, "INV-6", sent is (live.phase is not Phase.QUEUED), f"{live.request.id} phase")
-    if sent:
-        assert live.attempt is not None
-        flight = world.plane.state.ledger.flights[live.attempt]
-        streams = live.phase is Phase.STREAMING
-        _hold(world, "INV-6", flight.streaming is streams, f"{live.request.id} streaming")
-        _hold(world, "INV-6", live.phase in MOVES or not sent, "unknown phase")
-
-
-def loads_match_flights(world: World) -> None:
-    """INV-3: each replica's load is the sum of its flights; nothing is negative."""
-    ledger = world.plane.state.ledger
-    sums: defaultdict[Incarnation, Counter[str]] = defaultdict(Counter)
-    for flight in ledger.flights.values():
-        tally = sums[flight.incarnation]
-        tally["blocks"] += flight.blocks
-        tally["attempts"] += 1
-        if flight.streaming:
-            tally["decodes"] += 1
-            tally["context"] += flight.input_tokens + flight.made
-        else:
-            tally["prefill"] += flight.prefill_ns
-    for incarnation, load in ledger.loads.items():
-        tally = sums.pop(incarnation, Counter())
-        kept = (load.blocks, load.attempts, load.decodes, load.context_tokens)
-        want = tuple(tally[k] for k in ("blocks", "attempts", "decodes", "context"))
-        _hold(world, "INV-3", kept == want, f"{incarnation=}: {kept=} {want=}")
-        prefill = load.pending_prefill_ns
-        _hold(world, "INV-3", prefill == tally["prefill"], f"{incarnation=}: {prefill=}")
-        _hold(world, "INV-3", min(*kept, prefill) >= 0, f"{incarnation=}: negative {kept=}")
-        _hold(world, "INV-3", sum(load.gaps.values()) == load.attempts, f"{load.gaps=}")
-    _hold(world, "INV-3", not sums, f"flights on dead replicas: {list(sums)}")
-
-
-def quota_is_conserved(world: World) -> None:
-    """INV-4: what a tenant holds is the sum of its live requests' holds."""
-    ledger = world.plane.state.ledger
-    tokens: Counter[TenantId] = Counter()
-    requests: Counter[TenantId] = Counter()
-    for hold in ledger.holds.values():
-        tokens[hold.tenant] += hold.tokens
-        requests[hold.tenant] += 1
-    for tenant, quota in ledger.quotas.items():
-        want = (tokens[tenant], requests[tenant])
-        kept = (quota.reserved, quota.parallel)
-        _hold(world, "INV-4", kept == want, f"{tenant}: {kept=} {want=}")
-
-
-def counters_are_not_negative(world: World) -> None:
-    """INV-8: no virtual counter is below zero, none below what its flights were charged."""
-    ledger = world.plane.state.ledger
-    for model, book in ledger.counters.items():
-        for tenant, value in book.values.items():
-            _hold(world, "INV-8", value >= 0, f"{model}/{tenant}: counter {value}")
-
-
-def backlog_matches_live(world: World) -> None:
-    """INV-1: what the queues hold is exactly what is live and not sent."""
-    state = world.plane.state
-    for model, known in state.models.items():
-        queued = {
-            r
-            for r, live in state.live.items()
-            if live.phase is Phase.QUEUED and live.model == model
-        }
-        held: set[int] = set()
-        work = 0
-        for mine in known.backlog.tenants.values():
-            for queue in mine.classes.values():
-                held |= {ident for _, ident in queue.ready}
-                held |= {ident for _, ident in queue.late}
-                work += queue.work()
-        _hold(world, "INV-1", held == queued, f"{model}: queues hold {held ^ queued}")
-        _hold(world, "INV-1", work == known.backlog.work_ns, f"{model}: work {work}")
-        _hold(world, "INV-1", len(held) == known.backlog.size, f"{model}: size")
-
-
-def _causal(world: World, request: RequestId, row: Concluded) -> None:
-    """INV-7: nothing ends before it arrives, and the parts of a request's time are its whole."""
-    _hold(world, "INV-7", row.ended_at >= row.entry.arrived_at, f"{request} ended before it came")
-    seen = row.indicators
-    if seen is None:
-        return
-    parts = seen.route_ns + seen.queue_ns + seen.prefill_ns + seen.first_decode_ns
-    _hold(world, "INV-7", parts == seen.ttft_ns, f"{request}: TTFT is not its parts")
-    whole = seen.ttft_ns + seen.gaps_ns + seen.postprocess_ns
-    _hold(world, "INV-7", whole == seen.e2e_ns, f"{request}: E2E is not its parts")
-    least = min(parts, seen.queue_ns, seen.prefill_ns, seen.gaps_ns, seen.postprocess_ns)
-    _hold(world, "INV-7", least >= 0, f"{request}: a negative part")
+def _pool_of(world: World, replica: str) -> str:
+    return next(node.pool for node in world.nodes if node.name == replica)

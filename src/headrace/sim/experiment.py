@@ -12,8 +12,9 @@ from headrace.model.ids import RequestId, TenantId
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.ordering.orders import Fifo
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
+from headrace.sim.engines import Node
 from headrace.sim.scenario import Scenario, rows_of
-from headrace.sim.world import Node, World
+from headrace.sim.world import World
 from headrace.trace.row import TraceRow, trace_hash
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens
 

@@ -1,6 +1,6 @@
 """Many small worlds, each with every knob and fault drawn from its seed.
 
-Half the draws have no faults: noise hides quiet bugs. A failure prints the seed, which with the
+Four draws in ten have no faults: noise hides quiet bugs. A failure prints the seed, which with the
 commit reproduces it.
 """
 
@@ -21,6 +21,7 @@ from headrace.sim.checks import Checker
 from headrace.sim.faults import Crash, Fault, Leavers, Reports, Restart, Slow
 from headrace.sim.scenario import Scenario
 from headrace.sim.world import World
+from headrace.trace.generate import generate
 from headrace.trace.mix import (
     Arrivals,
     Gamma,
@@ -34,7 +35,6 @@ from headrace.trace.mix import (
     TenantSource,
     Undeclared,
 )
-from headrace.trace.generate import generate
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
 

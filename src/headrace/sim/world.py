@@ -4,12 +4,8 @@ A driver like the gateway: it turns what happens into events, carries out effect
 what it needs for that. True output lengths and chunk identities live here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import ClassVar
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from headrace.model.decision import Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Entry
@@ -19,7 +15,6 @@ from headrace.model.event import (
     ConfigChanged,
     Ended,
     Event,
-    FirstToken,
     ProgressTick,
     ReplicaDown,
     ReplicaReported,
@@ -34,68 +29,28 @@ from headrace.model.ids import (
     ClassName,
     Incarnation,
     ModelName,
-    PoolName,
     ReplicaName,
     RequestId,
     TenantId,
 )
 from headrace.model.meter import NO_STREAM
-from headrace.model.profile import Calibration, Profile
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder
 from headrace.policy.catalog import canonical
-from headrace.replica.core import Replica
-from headrace.replica.job import Finished, FirstTokenMade, Job
 from headrace.sim.agenda import Agenda, Kind
-from headrace.sim.faults import Crash, Leavers, Reports, Restart, Slow
+from headrace.sim.engines import Engines, Node
+from headrace.sim.faults import Crash, Leavers, Reports, Restart
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
-from headrace.units import (
-    MICRO,
-    NS_PER_MS,
-    DurationNs,
-    InstantNs,
-    Tokens,
-    WorkNs,
-    later,
-    ms,
-    seconds,
-)
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens, WorkNs, later, ms, seconds
 
 TICK_NS = 100 * NS_PER_MS
 """Progress of all streams is told at multiples of this, live and simulated alike."""
 PREFIX_MAX = 512
 """Leading chunks whose identity a request carries at most."""
-
-
-class Node(Struct):
-    """One replica's place: it may be up, and in which life."""
-
-    name: ReplicaName
-    pool: PoolName
-    profile: Profile
-    """As it really is, a slow one included; the plane believes its pool's."""
-    engine: Replica | None = None
-    planned: InstantNs | None = None
-    """The engine event that counts; others in the agenda are stale."""
-    up_since: InstantNs = InstantNs(0)
-    up_ns: int = 0
-    past: list["EngineTotals"] = []
-
-
-class EngineTotals(Struct, frozen=True, kw_only=True, gc=False):
-    """What one life of an engine did."""
-
-    busy_ns: int
-    steps: int
-    prefill_tokens: int
-    output_tokens: int
-    preemptions: int
-    queried: int
-    hit: int
 
 
 class World:
@@ -120,40 +75,27 @@ class World:
         self.offered = 0
         self.served: dict[TenantId, int] = {}
         """Work of ended answers by tenant, for observers."""
-        self._sink, self._decisions, self._after = sink, decisions, after
-        self._fast_forward, self._segment_bytes = fast_forward, segment_bytes
-        self._agenda: Agenda[object] = Agenda()
-        self._incarnations = count(1)
-        self._attempts: dict[AttemptId, RequestId] = {}
-        self._tick_planned = False
-        self._timer: InstantNs | None = None
         self.epoch = 0
         """Restarts so far."""
+        self.announced: dict[ReplicaName, Incarnation] = {}
+        """The lives that the plane was told of and whose end it was not told of."""
+        self.cut_off: list[RequestId] = []
+        """Requests that had not ended when the run had to."""
+        self._sink, self._decisions, self._after = sink, decisions, after
+        self._segment_bytes = segment_bytes
+        self._agenda: Agenda[object] = Agenda()
+        self._tick_planned = False
+        self._timer: InstantNs | None = None
         self._saved: bytes | None = None
         self._left_to_offer = len(rows)
-        self.nodes = [self._node(*place) for place in self._places()]
-        self._node_of = {node.name: at for at, node in enumerate(self.nodes)}
+        self.engines = Engines(scenario, seed, self._agenda, self.tell, fast_forward=fast_forward)
         self.plane = Plane()
         self._recorder = self._record(resumed=False)
 
-    # Building --------------------------------------------------------------------------------
-
-    def _places(self) -> Iterator[tuple[int, str, str, Profile]]:
-        at = 0
-        for pool in self.scenario.deployment.pools:
-            for nth in range(pool.replicas):
-                yield at, f"{pool.name}-{nth}", pool.name, pool.profile
-                at += 1
-
-    def _node(self, at: int, name: str, pool: str, profile: Profile) -> Node:
-        for fault in self.scenario.faults:
-            if isinstance(fault, Slow) and fault.replica == at:
-                known = profile.calibration or Calibration()
-                slower = Calibration(
-                    offset_ms=known.offset_ms * fault.factor, scale=known.scale * fault.factor
-                )
-                profile = replace(profile, calibration=slower)
-        return Node(name=ReplicaName(name), pool=PoolName(pool), profile=profile)
+    @property
+    def nodes(self) -> list[Node]:
+        """The replicas' places."""
+        return self.engines.nodes
 
     def _record(self, *, resumed: bool) -> Recorder | None:
         if self._sink is None:
@@ -186,7 +128,7 @@ class World:
         for at in range(len(self.nodes)):
             self._start(at)
         for at, fault in enumerate(self.scenario.faults):
-            if isinstance(fault, Crash) and fault.replica < len(self.nodes):
+            if isinstance(fault, Crash):
                 self._agenda.push(InstantNs(seconds(fault.at_s)), Kind.FAULT, at, fault)
             elif isinstance(fault, Restart):
                 when = max(0.0, fault.at_s - fault.checkpoint_age_s)
@@ -213,9 +155,10 @@ class World:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
-                self._submit(effect)
+                self.engines.submit(effect, self.rows[effect.request - 1], self.now)
+                self._plan_tick()
             case Cancel():
-                self._abort(effect)
+                self.engines.abort(effect, self.now)
             case Concluded():
                 self._conclude(effect)
             case Decided() if self._decisions is not None:
@@ -259,87 +202,20 @@ class World:
         if event not in self.concluded:
             self.tell(CallerLeft(RequestId(event)))
 
-    # Engines ---------------------------------------------------------------------------------
+    # Replicas --------------------------------------------------------------------------------
 
     def _start(self, at: int) -> None:
-        """Bring a replica up in a new life."""
-        node = self.nodes[at]
-        incarnation = Incarnation(next(self._incarnations))
-        node.engine = Replica(
-            node.name,
-            incarnation,
-            node.profile,
-            self.scenario.batching,
-            noise_seed=stream(self.seed, "noise", at, incarnation).getrandbits(62),
-            noise_ppm=round(self.scenario.noise_percent * MICRO / 100),
-            fast_forward=self._fast_forward,
-        )
-        node.up_since, node.planned = self.now, None
-        self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
+        """Bring a replica up in a new life; it reports from now on."""
+        incarnation = self.engines.start(at, self.now)
+        self._announce(self.nodes[at], incarnation)
         self._agenda.push(self.now, Kind.REPORT, at, incarnation)
 
-    def _submit(self, effect: Dispatch) -> None:
-        at = self._node_of[effect.replica]
-        engine = self.nodes[at].engine
-        if engine is None or engine.incarnation != effect.incarnation:
-            self._attempts[effect.attempt] = effect.request
-            return  # sent to a replica that died unnoticed: the driver hears of it soon
-        row = self.rows[effect.request - 1]
-        self._attempts[effect.attempt] = effect.request
-        job = Job(
-            attempt=effect.attempt,
-            prompt_tokens=row.input_tokens,
-            output_tokens=Tokens(min(row.output_tokens, effect.output_limit)),
-            prefix=row.prefix,
-            prefix_tokens=Tokens(row.prefix_tokens or PREFIX_MAX),
-            gap_bound_ns=effect.gap_ns,
-            tenant=effect.tenant,
-            deadline=effect.deadline,
-            relegated=effect.relegated,
-            counter=effect.counter,
-            weight=effect.weight,
-        )
-        refused = engine.submit(job, self.now)
-        assert refused is None, f"the plane sent what {effect.replica} cannot hold: {refused}"
-        self._plan(at)
-        self._plan_tick()
-
-    def _abort(self, effect: Cancel) -> None:
-        at = self._node_of[effect.replica]
-        engine = self.nodes[at].engine
-        self._attempts.pop(effect.attempt, None)
-        if engine is not None and engine.incarnation == effect.incarnation:
-            engine.abort(effect.attempt, self.now)
-            self._plan(at)
+    def _announce(self, node: Node, incarnation: Incarnation) -> None:
+        self.announced[node.name] = incarnation
+        self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
 
     def _engine(self, entity: int, event: object) -> None:
-        node = self.nodes[entity]
-        engine = node.engine
-        if engine is None or node.planned != self.now or event != engine.incarnation:
-            return  # planned anew meanwhile
-        node.planned = None
-        for done in engine.advance(self.now):
-            if isinstance(done, FirstTokenMade):
-                self.tell(FirstToken(done.attempt))
-            else:
-                self._ended(done, Outcome.SUCCESS)
-        self._plan(entity)
-
-    def _ended(self, done: Finished, outcome: Outcome) -> None:
-        self._attempts.pop(done.attempt, None)
-        self.tell(
-            Ended(attempt=done.attempt, outcome=outcome, usage=done.usage, timing=done.timing)
-        )
-
-    def _plan(self, at: int) -> None:
-        """Plan an engine's next event, unless that is planned already."""
-        node = self.nodes[at]
-        if node.engine is None:
-            return
-        when = node.engine.next_event()
-        if when is not None and when != node.planned:
-            node.planned = when
-            self._agenda.push(when, Kind.ENGINE, at, node.engine.incarnation)
+        self.engines.advance(entity, event, self.now)
 
     def _plan_tick(self) -> None:
         if not self._tick_planned:
@@ -349,13 +225,10 @@ class World:
 
     def _tick(self, _entity: int, _event: object) -> None:
         self._tick_planned = False
-        moved: list[tuple[AttemptId, int]] = []
-        for node in self.nodes:
-            if node.engine is not None:
-                moved += node.engine.progress(self.now)
+        moved = self.engines.progress(self.now)
         if moved:
-            self.tell(ProgressTick(tuple(moved)))
-        if self._attempts:
+            self.tell(ProgressTick(moved))
+        if self.engines.attempts:
             self._plan_tick()
 
     def _due(self, _entity: int, _event: object) -> None:
@@ -363,22 +236,21 @@ class World:
             self._timer = None
             self.tell(TimerDue())
 
-    # Reports and faults ----------------------------------------------------------------------
-
     def _report(self, entity: int, event: object) -> None:
         if isinstance(event, Snapshot):
             self.tell(ReplicaReported(event))
             return
-        engine = self.nodes[entity].engine
-        if engine is None or engine.incarnation != event:
+        snapshot = self.engines.report(entity, event, self.now)
+        if snapshot is None:
             return
         rng = stream(self.seed, "report", entity, self.now)
-        snapshot = engine.report(self.now)
         for delay in self._deliveries(rng.random(), rng.random(), rng.random()):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
         if self._left_to_offer or self.plane.state.live:
             period = ms(self.scenario.deployment.reports.poll_ms)
             self._agenda.push(later(self.now, period), Kind.REPORT, entity, event)
+
+    # Faults ----------------------------------------------------------------------------------
 
     def _deliveries(self, lost: float, twice: float, late: float) -> tuple[int, ...]:
         """Return after how long one snapshot arrives: not at all, once or twice."""
@@ -399,9 +271,7 @@ class World:
             case "save":
                 self._saved = self.plane.freeze()
             case ("down", int(at), int(incarnation)):
-                name = self.nodes[at].name
-                self.tell(ReplicaDown(replica=name, incarnation=Incarnation(incarnation)))
-                self._lose_unsent()
+                self._down(self.nodes[at].name, Incarnation(incarnation))
             case ("back", int(at)):
                 if self.nodes[at].engine is None:
                     self._start(at)
@@ -409,64 +279,38 @@ class World:
                 raise AssertionError(event)
 
     def _crash(self, fault: Crash) -> None:
-        at = fault.replica
-        node = self.nodes[at]
+        at, node = fault.replica, self.nodes[fault.replica]
         if node.engine is None:
             return
-        engine = node.engine
-        incarnation = engine.incarnation
-        lost = self._retire(node)
-        when = later(self.now, seconds(fault.noticed_after_s))
-        self._agenda.push(
-            when, Kind.FAULT, len(self.scenario.faults) + at, ("down", at, incarnation)
-        )
+        incarnation = node.engine.incarnation
+        lost = node.retire(self.now)
+        entity = len(self.scenario.faults) + at
+        noticed = later(self.now, seconds(fault.noticed_after_s))
+        self._agenda.push(noticed, Kind.FAULT, entity, ("down", at, incarnation))
         if fault.back_after_s is not None:
             back = later(self.now, seconds(fault.back_after_s))
-            self._agenda.push(back, Kind.FAULT, len(self.scenario.faults) + at, ("back", at))
+            self._agenda.push(back, Kind.FAULT, entity, ("back", at))
         if fault.streams_break:
             for attempt in lost:
                 self._break(attempt)
 
     def _break(self, attempt: AttemptId) -> None:
-        """An attempt's connection broke: the driver ends it, with the tokens it saw if any."""
-        if self._attempts.pop(attempt, None) is not None:
+        """End an attempt whose connection broke, unless it was ended meanwhile."""
+        if self.engines.attempts.pop(attempt, None) is not None:
             self.tell(Ended(attempt=attempt, outcome=Outcome.ERROR, usage=None, timing=NO_STREAM))
 
-    def _lose_unsent(self) -> None:
-        """Forget attempts whose requests are over: their replica was lost."""
-        live = self.plane.state.ledger.flights
-        for attempt in [a for a in self._attempts if a not in live]:
-            del self._attempts[attempt]
-
-    def _retire(self, node: Node) -> list[AttemptId]:
-        engine = node.engine
-        assert engine is not None
-        lost = engine.fail(self.now)
-        totals, report = engine.totals(self.now), engine.report(self.now)
-        node.past.append(
-            EngineTotals(
-                busy_ns=totals.busy_ps // 1_000,
-                steps=totals.steps,
-                prefill_tokens=totals.prompt_tokens_computed,
-                output_tokens=totals.tokens_made,
-                preemptions=totals.preemptions,
-                queried=report.prefix_tokens_queried or 0,
-                hit=report.prefix_tokens_hit or 0,
-            )
-        )
-        node.up_ns += self.now - node.up_since
-        node.engine, node.planned = None, None
-        return lost
+    def _down(self, replica: ReplicaName, incarnation: Incarnation) -> None:
+        """Tell the plane what it may know already, from a later life."""
+        if self.announced.get(replica) == incarnation:
+            del self.announced[replica]
+        self.tell(ReplicaDown(replica=replica, incarnation=incarnation))
+        self.engines.forget(incarnation)
 
     def _restart(self) -> None:
         """The driver is gone and back: streams cut, the plane thawed, replicas announced anew."""
-        if self._saved is None:
-            return
-        for node in self.nodes:
-            if node.engine is not None:
-                for attempt in list(self._attempts):
-                    node.engine.abort(attempt, self.now)
-        self._attempts.clear()
+        assert self._saved is not None, "a restart follows its checkpoint"
+        self.engines.cut(self.now)
+        self.announced.clear()
         self.epoch += 1
         self.plane = Plane.thaw(self._saved)
         self._timer = None
@@ -475,11 +319,8 @@ class World:
             if request not in self.concluded and request not in self.plane.state.live:
                 self._conclude(self._forgotten(request))
         self.tell(Restarted(self.epoch))
-        for at, node in enumerate(self.nodes):
-            if node.engine is not None:
-                incarnation = node.engine.incarnation
-                self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
-                self._plan(at)
+        for node, engine in self.engines.alive():
+            self._announce(node, engine.incarnation)
 
     def _forgotten(self, request: RequestId) -> Concluded:
         """Return the row of a request that came after the checkpoint and fell with the driver."""
@@ -515,11 +356,10 @@ class World:
 
     def _finish(self) -> None:
         """Cut off what has not ended, so that every offered request has its row."""
-        for request in list(self.plane.state.live):
+        self.cut_off = list(self.plane.state.live)
+        for request in self.cut_off:
             self.tell(CallerLeft(request))
-        for node in self.nodes:
-            if node.engine is not None:
-                self._retire(node)
+        self.engines.retire(self.now)
 
     _steps: ClassVar[dict[Kind, Callable[["World", int, object], None]]] = {
         Kind.ENGINE: _engine,

@@ -1,0 +1,240 @@
+"""The emulated replicas of a run, and what their driver knows to be running on them.
+
+Brings replicas up and down, hands them jobs and keeps their next events planned. What the plane is
+told of it, and what goes wrong when, is the world's.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headrace.model.effect import Cancel, Dispatch
+from headrace.model.engine import Snapshot
+from headrace.model.event import Ended, Event, FirstToken
+from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
+from headrace.model.profile import Calibration, Profile
+from headrace.model.slo import Outcome
+from headrace.replica.core import Replica
+from headrace.replica.job import FirstTokenMade, Job
+from headrace.sim.agenda import Agenda, Kind
+from headrace.sim.faults import Slow
+from headrace.sim.scenario import Scenario
+from headrace.trace.row import TraceRow
+from headrace.trace.streams import stream
+from headrace.units import MICRO, InstantNs, Tokens
+
+NO_CHUNK = Tokens(512)
+"""What a job without a prefix says of the size of its chunks; nothing depends on it."""
+
+
+class EngineTotals(Struct, frozen=True, kw_only=True, gc=False):
+    """What one life of an engine did."""
+
+    busy_ns: int
+    steps: int
+    prefill_tokens: int
+    output_tokens: int
+    preemptions: int
+    queried: int
+    hit: int
+
+
+class Node(Struct):
+    """One replica's place: it may be up, and in which life."""
+
+    name: ReplicaName
+    pool: PoolName
+    profile: Profile
+    """As it really is, a slow one included; the plane believes its pool's."""
+    engine: Replica | None = None
+    planned: InstantNs | None = None
+    """The engine event that counts; others in the agenda are stale."""
+    up_since: InstantNs = InstantNs(0)
+    up_ns: int = 0
+    past: list[EngineTotals] = []
+
+    def retire(self, now: InstantNs) -> list[AttemptId]:
+        """End a life: keep what it did, return the attempts lost with it."""
+        engine = self.engine
+        assert engine is not None, f"{self.name} is down"
+        lost = engine.fail(now)
+        totals, report = engine.totals(now), engine.report(now)
+        self.past.append(
+            EngineTotals(
+                busy_ns=totals.busy_ps // 1_000,
+                steps=totals.steps,
+                prefill_tokens=totals.prompt_tokens_computed,
+                output_tokens=totals.tokens_made,
+                preemptions=totals.preemptions,
+                queried=report.prefix_tokens_queried or 0,
+                hit=report.prefix_tokens_hit or 0,
+            )
+        )
+        self.up_ns += now - self.up_since
+        self.engine, self.planned = None, None
+        return lost
+
+
+class Engines:
+    """All replicas of a run, up or down."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        agenda: Agenda[object],
+        tell: Callable[[Event], None],
+        *,
+        fast_forward: bool,
+    ) -> None:
+        """Lay out a scenario's replicas, all down; `tell` hears of first tokens and endings."""
+        self._scenario, self._seed, self._agenda, self._tell = scenario, seed, agenda, tell
+        self._fast_forward = fast_forward
+        self._incarnations = count(1)
+        self.nodes = [
+            Node(name=ReplicaName(name), pool=PoolName(pool), profile=self._real(at, profile))
+            for at, (name, pool, profile) in enumerate(_places(scenario))
+        ]
+        self._at = {node.name: at for at, node in enumerate(self.nodes)}
+        self.attempts: dict[AttemptId, Incarnation] = {}
+        """Attempts whose end the driver has not seen, with the life each was sent to."""
+
+    def _real(self, at: int, profile: Profile) -> Profile:
+        """Return how fast a replica really is."""
+        for fault in self._scenario.faults:
+            if isinstance(fault, Slow) and fault.replica == at:
+                known = profile.calibration or Calibration()
+                slower = Calibration(
+                    offset_ms=known.offset_ms * fault.factor, scale=known.scale * fault.factor
+                )
+                profile = replace(profile, calibration=slower)
+        return profile
+
+    def start(self, at: int, now: InstantNs) -> Incarnation:
+        """Bring a replica up in a new life."""
+        node = self.nodes[at]
+        incarnation = Incarnation(next(self._incarnations))
+        node.engine = Replica(
+            node.name,
+            incarnation,
+            node.profile,
+            self._scenario.batching,
+            noise_seed=stream(self._seed, "noise", at, incarnation).getrandbits(62),
+            noise_ppm=round(self._scenario.noise_percent * MICRO / 100),
+            fast_forward=self._fast_forward,
+        )
+        node.up_since, node.planned = now, None
+        return incarnation
+
+    def alive(self) -> Iterator[tuple[Node, Replica]]:
+        """Yield the replicas that are up."""
+        for node in self.nodes:
+            if node.engine is not None:
+                yield node, node.engine
+
+    def submit(self, effect: Dispatch, row: TraceRow, now: InstantNs) -> None:
+        """Send a request with its true length; a life that is over swallows it unanswered."""
+        at = self._at[effect.replica]
+        engine = self.nodes[at].engine
+        self.attempts[effect.attempt] = effect.incarnation
+        if engine is None or engine.incarnation != effect.incarnation:
+            return  # it died unnoticed: the driver hears of that soon
+        job = Job(
+            attempt=effect.attempt,
+            prompt_tokens=row.input_tokens,
+            output_tokens=Tokens(min(row.output_tokens, effect.output_limit)),
+            prefix=row.prefix,
+            prefix_tokens=Tokens(row.prefix_tokens or NO_CHUNK),
+            gap_bound_ns=effect.gap_ns,
+            tenant=effect.tenant,
+            deadline=effect.deadline,
+            relegated=effect.relegated,
+            counter=effect.counter,
+            weight=effect.weight,
+        )
+        refused = engine.submit(job, now)
+        assert refused is None, f"the plane sent what {effect.replica} cannot hold: {refused}"
+        self._plan(at)
+
+    def abort(self, effect: Cancel, now: InstantNs) -> None:
+        """Stop an attempt."""
+        at = self._at[effect.replica]
+        engine = self.nodes[at].engine
+        self.attempts.pop(effect.attempt, None)
+        if engine is not None and engine.incarnation == effect.incarnation:
+            engine.abort(effect.attempt, now)
+            self._plan(at)
+
+    def cut(self, now: InstantNs) -> None:
+        """Stop all attempts: whoever sent them is gone."""
+        for at, node in enumerate(self.nodes):
+            if node.engine is not None:
+                for attempt in self.attempts:
+                    node.engine.abort(attempt, now)
+                self._plan(at)
+        self.attempts.clear()
+
+    def advance(self, at: int, event: object, now: InstantNs) -> None:
+        """Tell what a replica has done by now, if this is the event that was planned for it."""
+        node = self.nodes[at]
+        engine = node.engine
+        if engine is None or node.planned != now or event != engine.incarnation:
+            return  # planned anew meanwhile
+        node.planned = None
+        for done in engine.advance(now):
+            if isinstance(done, FirstTokenMade):
+                self._tell(FirstToken(done.attempt))
+            else:
+                self.attempts.pop(done.attempt, None)
+                self._tell(
+                    Ended(
+                        attempt=done.attempt,
+                        outcome=Outcome.SUCCESS,
+                        usage=done.usage,
+                        timing=done.timing,
+                    )
+                )
+        self._plan(at)
+
+    def progress(self, now: InstantNs) -> tuple[tuple[AttemptId, int], ...]:
+        """Return the tokens made of all streams that moved since the last call."""
+        moved: list[tuple[AttemptId, int]] = []
+        for _, engine in self.alive():
+            moved += engine.progress(now)
+        return tuple(moved)
+
+    def report(self, at: int, incarnation: object, now: InstantNs) -> Snapshot | None:
+        """Return a replica's report of itself; None if that life is over."""
+        engine = self.nodes[at].engine
+        if engine is None or engine.incarnation != incarnation:
+            return None
+        return engine.report(now)
+
+    def forget(self, incarnation: Incarnation) -> None:
+        """A life is known to be over: nothing more is heard of what was sent to it."""
+        for attempt in [a for a, life in self.attempts.items() if life == incarnation]:
+            del self.attempts[attempt]
+
+    def retire(self, now: InstantNs) -> None:
+        """End every life."""
+        for node, _ in self.alive():
+            node.retire(now)
+
+    def _plan(self, at: int) -> None:
+        """Plan a replica's next event, unless that is planned already."""
+        node = self.nodes[at]
+        if node.engine is None:
+            return
+        when = node.engine.next_event()
+        if when is not None and when != node.planned:
+            node.planned = when
+            self._agenda.push(when, Kind.ENGINE, at, node.engine.incarnation)
+
+
+def _places(scenario: Scenario) -> Iterator[tuple[str, str, Profile]]:
+    """Yield (replica, pool, profile as declared) of every replica."""
+    for pool in scenario.deployment.pools:
+        for nth in range(pool.replicas):
+            yield f"{pool.name}-{nth}", pool.name, pool.profile
