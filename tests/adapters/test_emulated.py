@@ -35,10 +35,13 @@ class LateClock:
 
     def __init__(self, late_ns: int = 0) -> None:
         self._now, self.late_ns = 0, late_ns
+        self.creeps = False
+        """Whether time passes with each look at it, as it does."""
         self._calls: list[tuple[int, Callable[[], None]]] = []
         self.woken = 0
 
     def now(self) -> InstantNs:
+        self._now += 1_000 * self.creeps
         return InstantNs(self._now)
 
     def wall(self) -> int:
@@ -192,6 +195,23 @@ def test_the_first_token_comes_at_its_instant_and_the_rest_in_small_pieces() -> 
     assert len(between) > 10
     assert ear.pieces[-1][0] == timing.last_at
     assert clock.woken < 100, "not woken for every step"
+
+
+def test_time_goes_on_while_a_listener_submits() -> None:
+    made, clock, ear = engine()
+    clock.creeps = True
+    produced, nth = ear.produced, iter(range(2, 30))
+
+    def and_ask_again(attempt: AttemptId, text: str, tokens: int) -> None:
+        produced(attempt, text, tokens)
+        if (another := next(nth, None)) is not None:
+            made.submit(call(another))
+
+    ear.produced = and_ask_again  # type: ignore[method-assign]
+    made.submit(call(1))
+    clock.run(20 * NS_PER_S)
+    assert sorted(ear.endings) == list(range(1, 30))
+    assert all(ear.tokens(one) == 40 for one in range(1, 30))
 
 
 def test_an_aborted_attempt_is_not_heard_of_again_and_frees_its_place() -> None:

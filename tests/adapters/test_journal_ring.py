@@ -9,7 +9,7 @@ import pytest
 from headrace.adapters.journal.ring import JournalRing, segment_paths, segments
 from headrace.model.event import TimerDue
 from headrace.plane.core import Plane
-from headrace.plane.journal import Differs, Gap, Recorder, Verified, frames, verify
+from headrace.plane.journal import Checkpoint, Differs, Gap, Recorder, Verified, frames, verify
 from headrace.units import InstantNs
 
 SEGMENT = 600
@@ -53,6 +53,16 @@ def write(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
         left[0] = count
 
     return allow
+
+
+def gaps(folder: Path) -> list[int]:
+    """Return how many records each gap of a journal lost."""
+    return [
+        frame.records
+        for content in segments(folder)
+        for frame in frames(content)
+        if isinstance(frame, Gap)
+    ]
 
 
 def test_segments_in_order_are_the_whole_run(tmp_path: Path) -> None:
@@ -103,14 +113,11 @@ def test_a_full_disk_makes_a_gap_that_is_told(
     life.ring.close()
     found = verify(segments(tmp_path))
     assert isinstance(found, Verified)
-    told = [
-        frame.records
-        for content in segments(tmp_path)
-        for frame in frames(content)
-        if isinstance(frame, Gap)
-    ]
+    told = gaps(tmp_path)
     assert told
     assert found.records + sum(told) == 70
+    for content in segments(tmp_path):
+        assert isinstance(next(frames(content)), Checkpoint)
     assert life.ring.dropped >= sum(told)
 
 
@@ -123,6 +130,19 @@ def test_a_disk_that_is_full_from_the_start_loses_all_and_fails_nothing(
     life.ring.close()
     assert life.ring.dropped > 20
     assert segment_paths(tmp_path) == []
+
+
+def test_a_disk_that_has_room_again_is_used_from_the_next_segment_on(
+    tmp_path: Path, write: Callable[[int | None], None]
+) -> None:
+    write(0)
+    life = Life(tmp_path)
+    life.live(20)
+    write(None)
+    life.live(40)
+    life.ring.close()
+    (missing,) = gaps(tmp_path)
+    assert verify(segments(tmp_path)) == Verified(records=60 - missing, first=missing)
 
 
 def test_a_folder_that_goes_away_fails_nothing(tmp_path: Path) -> None:

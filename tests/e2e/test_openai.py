@@ -19,6 +19,7 @@ from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
 from headrace.model.event import RequestArrived
 from headrace.plane.journal import Differs, Frame, Record, Verified, frame_bytes, frames, verify
+from headrace.replica.core import Replica
 from headrace.report.decisions import Verified as DecisionsVerified
 from headrace.report.decisions import verify_decisions
 from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, keys
@@ -156,6 +157,28 @@ async def test_shutdown_ends_open_streams_with_an_error(tmp_path: Path) -> None:
         with pytest.raises(openai.APIError, match="shutting down"):
             async for _ in stream:
                 pass
+
+
+async def test_a_broken_engine_ends_the_server_and_tells_its_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = settings(tmp_path, replicas=1)
+    gateway = Gateway(given, LoopClock(asyncio.get_running_loop()))
+    sock = listen(given.server.host, given.server.port)
+    host, port = sock.getsockname()
+    running = asyncio.create_task(gateway.serve(sock))
+
+    def impossible(*_: object) -> None:
+        raise AssertionError("a state that cannot be")
+
+    monkeypatch.setattr(Replica, "advance", impossible)
+    async with client(f"http://{host}:{port}/v1") as sdk:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await sdk.chat.completions.create(model=MODEL, messages=HELLO)
+    assert failed.value.code == "internal_error"
+    assert await running is False
+    assert "a state that cannot be" in caplog.text
+    assert isinstance(verify(segments(tmp_path / "journal")), Verified)
 
 
 async def test_the_record_of_a_live_run_is_replayed(tmp_path: Path) -> None:

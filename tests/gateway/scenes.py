@@ -121,7 +121,9 @@ class ObedientEngine:
         self.aborted: list[AttemptId] = []
         self.polls = 0
         self.closed = False
-        self._clock, self._fails = clock, fails
+        self._clock, self.fails = clock, fails
+        self.events: Callable[[], int] = lambda: 0
+        self.heard: list[int] = []
         self._meters: dict[AttemptId, Meter] = {}
         self._listener: Listener | None = None
 
@@ -135,9 +137,10 @@ class ObedientEngine:
 
     def submit(self, call: Call) -> None:
         self.calls.append(call)
+        self.heard.append(self.events())
         attempt = call.dispatch.attempt
         self._meters[attempt] = Meter(bound_ns=call.dispatch.gap_ns)
-        if self._fails:
+        if self.fails:
             self.end(attempt, Outcome.ERROR)
 
     def say(self, text: str, attempt: AttemptId | None = None) -> None:

@@ -228,6 +228,17 @@ async def test_a_failure_mid_stream_is_an_event_and_never_a_clean_end() -> None:
     gateway.finish()
 
 
+async def test_a_failure_before_the_first_byte_went_out_still_has_its_status() -> None:
+    gateway, engine = obedient()
+    caller = gateway.ask(stream=True)
+    await reach(gateway.clock, 1)
+    engine.say("one two")
+    gateway.driver._post(ReplicaDown(replica=ReplicaName("p-0"), incarnation=Incarnation(1)))
+    await caller.done()
+    assert (caller.status, caller.error["code"]) == (502, "upstream_error")
+    gateway.finish()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["queued", "sent", "mid-stream"])
 async def test_a_caller_that_leaves_frees_everything(phase: str, *, stream: bool) -> None:

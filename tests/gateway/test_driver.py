@@ -13,6 +13,7 @@ from headrace.model.event import (
     Ended,
     FirstToken,
     ProgressTick,
+    ReplicaDown,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -20,7 +21,7 @@ from headrace.model.event import (
 )
 from headrace.model.slo import Outcome
 from headrace.ports.engine import Finish
-from headrace.units import NS_PER_MS, NS_PER_S, Tokens
+from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens
 from tests.gateway.scenes import Gateway, ObedientEngine, assert_books_closed, reach, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -30,6 +31,7 @@ def obedient(*, fails: bool = False) -> tuple[Gateway, ObedientEngine]:
     gateway = Gateway(lambda clock: [ObedientEngine(clock, fails=fails)])
     (engine,) = gateway.engines
     assert isinstance(engine, ObedientEngine)
+    engine.events = lambda: len(gateway.pages.records())
     return gateway, engine
 
 
@@ -109,6 +111,33 @@ async def test_an_engine_that_fails_at_once_is_heard_after_the_event_at_hand() -
     assert (end.face.status, end.face.code) == (502, "upstream_error")
     assert kinds(gateway)[-2:] == [RequestArrived, Ended]
     assert engine.calls[0].dispatch.attempt == 1
+    gateway.finish()
+
+
+async def test_all_effects_of_an_event_come_before_the_next_event() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(request(1, tokens=20_000))
+    for nth in (2, 3):
+        assert gateway.driver.offer(request(nth)).attempt is None
+    engine.fails = True
+    engine.say("x")  # opens the window for both; each fails as soon as it is sent
+    events = kinds(gateway)
+    assert events[-3:] == [FirstToken, Ended, Ended]
+    assert engine.heard[1:] == [events.index(FirstToken) + 1] * 2
+    engine.end()
+    gateway.finish()
+
+
+async def test_a_lost_replicas_streams_are_not_told_of_any_more() -> None:
+    gateway, engine = obedient()
+    stream = gateway.driver.offer(request(1))
+    await reach(gateway.clock, 30)
+    engine.say("one")
+    gateway.driver._post(ReplicaDown(replica=engine.name, incarnation=engine.incarnation))
+    assert isinstance((await stream.chunk()).end, Fault)
+    await reach(gateway.clock, 500)
+    assert ProgressTick not in kinds(gateway)
+    engine.say("late")
     gateway.finish()
 
 
@@ -242,6 +271,16 @@ async def test_a_true_length_reaches_the_engine_and_not_the_journal() -> None:
     gateway.driver.offer(request(1), replay_output=Tokens(7_654_321))
     assert engine.calls[0].replay_output == 7_654_321
     assert b"7654321" not in repr(gateway.pages.records()).encode()
+    gateway.finish()
+
+
+async def test_time_never_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, _ = obedient()
+    await reach(gateway.clock, 50)
+    gateway.driver.offer(request(1))
+    monkeypatch.setattr(gateway.clock, "now", lambda: InstantNs(0))
+    gateway.driver.offer(request(2))
+    assert gateway.pages.records()[-1][0] == 50 * NS_PER_MS
     gateway.finish()
 
 

@@ -16,6 +16,8 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the time of `loop`."""
         self._loop = loop
+        self.on_error: Callable[[Exception], None] | None = None
+        """Told what a call failed with; else the loop logs it and goes on as if nothing were."""
 
     def now(self) -> InstantNs:
         """Return the loop's time."""
@@ -62,5 +64,10 @@ class Alarm:
     def _fire(self) -> None:
         if self._clock.now() < self._when:
             self._handle = self._clock.arm(self._when, self._fire)
-        else:
+            return
+        try:
             self._callback()
+        except Exception as error:
+            if self._clock.on_error is None:
+                raise
+            self._clock.on_error(error)

@@ -223,6 +223,11 @@ class Driver:
         self.end_all()
         self._silence()
 
+    def fail(self, error: Exception) -> None:
+        """Something of ours is broken, in an engine or a timer: tell everybody, go on never."""
+        if self.broken is None:
+            self._break(error, None)
+
     # Events and effects -----------------------------------------------------------------------
 
     def _now(self) -> InstantNs:
@@ -287,13 +292,11 @@ class Driver:
             self._concluded(row)
         self.outcomes[row.outcome or row.reason or "left"] += 1
 
-    def _break(self, error: Exception, event: Event) -> None:
+    def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""
         self.broken = error
         self._closed = edge(Edge.INTERNAL)
-        _log.critical(
-            "the plane broke at journal index %d on %r", self._index, event, exc_info=error
-        )
+        _log.critical("broken at journal index %d, on %r", self._index, event, exc_info=error)
         self._events.clear()
         for stream in self._streams.values():
             stream.finish(self._closed)

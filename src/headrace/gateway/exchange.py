@@ -70,7 +70,7 @@ class Exchange:
                 case Done() as done:
                     events += writer.end(done)
                 case Fault() as fault:
-                    if not begun and not events:
+                    if not begun:  # whatever was made, nothing was sent
                         await self.refuse(fault)
                         return
                     events += broken(fault)

@@ -87,6 +87,7 @@ class Gateway:
             concluded=concluded,
             on_broken=self._stop_hard,
         )
+        clock.on_error = self.driver.fail
         self.app = App(
             self.driver,
             KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name)),

@@ -131,16 +131,17 @@ class EmulatedEngine:
     def _wake(self) -> None:
         """Hand out whatever has become visible."""
         self._timer = self._due = None
-        now = self._now()
-        for event in self._replica.advance(now):
+        for event in self._replica.advance(self._now()):
             match event:
                 case FirstTokenMade():
                     self._hand(event.attempt, 1)
                 case Finished():
                     self._finish(event)
-        if now // DELIVERY_NS != self._delivered and self._streaming:
-            self._delivered = now // DELIVERY_NS
-            for attempt, made in self._replica.progress(now):
+        # Whoever was told may have submitted meanwhile, and time went on: it is asked for anew.
+        slot = self._now() // DELIVERY_NS
+        if slot != self._delivered and self._streaming:
+            self._delivered = slot
+            for attempt, made in self._replica.progress(self._last):
                 self._hand(attempt, made)
         self._arm()
 
