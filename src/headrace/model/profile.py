@@ -165,9 +165,25 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
             mixed_half_e=ps_from_ms(scale * mixed.e_ms / 2),
         )
 
+    @cached_property
+    def reference_step_ns(self) -> DurationNs:
+        """The ITL of a full reference batch at the reference context, in ns."""
+        batch = self.reference_batch
+        return self.decode_step_ns(batch, batch * self.reference_context)
+
     def step_ps(self, decodes: int, context: int, prefill_tokens: int, span: int) -> Ps:
         """Return the time of one step in ps; see `StepCosts.step_ps`."""
         return self.costs.step_ps(decodes, context, prefill_tokens, span)
+
+    def full_step_ns(self, decodes: int, context: int) -> DurationNs:
+        """Return the time of a step that prefills with all of its budget that decodes leave, ns.
+
+        At least one prompt token; the context it sees is not counted.
+        """
+        costs, tokens = self.costs, self.token_budget
+        excess = (tokens if tokens > decodes else decodes + 1) - costs.knee
+        step = costs.mixed_a + costs.mixed_c * decodes + costs.mixed_d * context
+        return DurationNs((step + costs.mixed_b * excess if excess > 0 else step) // PS_PER_NS)
 
     def decode_step_ns(self, decodes: int, context: int) -> DurationNs:
         """Return the ITL of `decodes` streams that hold `context` tokens together, in ns."""
@@ -182,7 +198,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         """
         costs, size = self.costs, batch or self.reference_batch
         prompt = cached + uncached
-        prefill = costs.mixed_b * uncached + costs.mixed_half_e * (prompt**2 - cached**2)
+        prefill = uncached * (costs.mixed_b + costs.mixed_half_e * (prompt + cached))
         twice_context = output * (2 * prompt + output)
         doubled = 2 * (prefill + costs.decode_c * output) + costs.decode_d * twice_context
         total = size * doubled + 2 * costs.decode_a * output
@@ -204,14 +220,20 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         closed form. Nothing to compute takes no time.
         """
         costs = self.costs
-        chunk = max(1, budget - decodes)
+        chunk = budget - decodes if budget > decodes else 1
         full, rest = divmod(uncached, chunk)
-        each = costs.step_ps(decodes, context, chunk, 0)
-        total = full * each + costs.mixed_d * decodes * (full * (full - 1) // 2)
+        grown = costs.mixed_d * decodes  # what each step's tokens add to every later one
+        step = costs.mixed_a + costs.mixed_c * decodes + costs.mixed_d * context
+        total = costs.mixed_half_e * uncached * (uncached + 2 * cached)
+        excess = decodes + chunk - costs.knee
+        if full:
+            each = step + costs.mixed_b * excess if excess > 0 else step
+            total += full * each + grown * (full * (full - 1) // 2)
         if rest:
-            total += costs.step_ps(decodes, context + full * decodes, rest, 0)
-        total += costs.mixed_half_e * ((cached + uncached) ** 2 - cached**2)
-        return DurationNs(ps_to_ns(total))
+            excess += rest - chunk
+            total += step + costs.mixed_b * excess if excess > 0 else step
+            total += full * grown
+        return DurationNs(total // PS_PER_NS)
 
     def service_weights(self) -> tuple[Service, Service]:
         """Return what one input and one output token weigh in a tenant's counter (FAIR-1).

@@ -9,7 +9,7 @@ from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
 from headrace.model.ids import AttemptId, ModelName, TenantId
 from headrace.model.slo import Outcome
-from headrace.plane.fleet import Candidate, serves, view
+from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
 from headrace.plane.machine import Machine
 from headrace.plane.queues import NONE, Turn
@@ -119,19 +119,19 @@ def _open_views(
 ) -> tuple[tuple[ReplicaView, ...], int | None]:
     """Return views of the cheapest open replicas and prefix holders, and a bound on the rest."""
     settings, fleet, loads = m.settings, known.fleet, m.state.ledger.loads
-    matches = tuple(m.prefixes[live.model].match(live.request.prefix))
-    wanted = Candidate(live.request, live.demand, matches)
+    serving = settings.serving(live.model, live.slo_class)
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
     blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
+    alone = {pool: wanted.prefill_alone_ns(facts.spec.profile) for pool, facts in serving.items()}
+    holding = wanted.matches[-1][1] if wanted.matches else 0
     limit = settings.config.routing.candidates
     nearby: list[ReplicaView] = []
     seen = 0
     rest: int | None = None
     for replica in fleet.cheapest():
-        load = loads[replica.incarnation]
-        facts = settings.pools[replica.pool]
-        if not _may_be_open(load, facts.blocks_total, facts.spec.profile.max_running, blocks):
-            continue
-        if not serves(facts, live.slo_class):
+        load, facts = loads[replica.incarnation], serving.get(replica.pool)
+        least = 0 if holding >> replica.slot & 1 else alone.get(replica.pool, 0)
+        if facts is None or not _may_be_open(load, facts, blocks, least):
             continue
         if len(nearby) == limit:
             rest = (replica.rank >> 32) * 1_000
@@ -140,10 +140,12 @@ def _open_views(
         seen_as = view(replica, load, facts, wanted, now)
         if is_open(seen_as, blocks, gap):
             nearby.append(seen_as)
-    for replica in fleet.holders(matches, seen):
-        facts = settings.pools[replica.pool]
-        seen_as = view(replica, loads[replica.incarnation], facts, wanted, now)
-        if serves(facts, live.slo_class) and is_open(seen_as, blocks, gap):
+    for replica in fleet.holders(wanted.matches, seen):
+        load, facts = loads[replica.incarnation], serving.get(replica.pool)
+        if facts is None or not _may_be_open(load, facts, blocks, 0):
+            continue
+        seen_as = view(replica, load, facts, wanted, now)
+        if is_open(seen_as, blocks, gap):
             nearby.append(seen_as)
     return tuple(nearby), rest
 
@@ -151,9 +153,7 @@ def _open_views(
 def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
     """Return views of all replicas that serve a request's class; for checkers and `explain`."""
     known, settings = m.state.models[live.model], m.settings
-    wanted = Candidate(
-        live.request, live.demand, tuple(m.prefixes[live.model].match(live.request.prefix))
-    )
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
     return [
         view(replica, m.state.ledger.loads[replica.incarnation], facts, wanted, now)
         for replica in known.fleet.cheapest()
@@ -161,9 +161,17 @@ def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
     ]
 
 
-def _may_be_open(load: Load, blocks_total: int, max_running: int, blocks: int) -> bool:
-    """Return whether a closer look is worth it: cheap bounds of `is_open`."""
-    return load.attempts < max_running and load.blocks + blocks <= blocks_total
+def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> bool:
+    """Return whether a closer look is worth it: cheap bounds of `is_open`.
+
+    `prefill`: the least it can take there. Beside others, that is no less than alone.
+    """
+    pending = load.pending_prefill_ns
+    return (
+        (not pending or pending + prefill <= facts.window_ns)
+        and load.attempts < facts.spec.profile.max_running
+        and load.blocks + blocks <= facts.blocks_total
+    )
 
 
 def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:

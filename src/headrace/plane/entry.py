@@ -22,9 +22,10 @@ from headrace.model.ids import (
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
 from headrace.plane.dispatch import leave, relist
-from headrace.plane.fleet import Candidate, PoolFacts, Replica, serves, view
+from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
+from headrace.policy.admission.gates import nearest
 from headrace.policy.ordering.orders import FAR
 from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import (
@@ -35,7 +36,6 @@ from headrace.units import (
     Tokens,
     WorkNs,
     later,
-    ms,
 )
 
 
@@ -109,7 +109,9 @@ class _Asked:
         groups = prediction.groups_of(request.tenant, slo_class, self.model, request.input_tokens)
         forecast = prediction.predict(m.state.outputs, groups)
         self.demand = demand(request, spec, facts.spec, forecast)
-        self.bounds = self.class_spec.bounds(request.ttft_ns, request.gap_ns)
+        self.bounds = settings.bounds[slo_class]
+        if request.ttft_ns is not None or request.gap_ns is not None:
+            self.bounds = self.class_spec.bounds(request.ttft_ns, request.gap_ns)
         profile = facts.spec.profile
         self.first_ns = profile.decode_step_ns(1, request.input_tokens)
         self.ttft_ns = _first_token_bound(self.bounds, self.demand, facts)
@@ -122,13 +124,14 @@ class _Asked:
         """Freeze what admission may look at."""
         settings, request, known = m.settings, self.request, self.known
         ready, largest, views, rest = _survey(m, self, now)
-        if views:
-            self.in_engine_ns = min(v.pending_prefill_ns + v.prefill_ns for v in views)
+        front = nearest(views)
+        if front is not None:
+            self.in_engine_ns = front.pending_prefill_ns + front.prefill_ns
         waiting = known.backlog.tenants.get(request.tenant)
         queue = waiting.classes.get(self.slo_class) if waiting is not None else None
         own_queued = queue.ready.size + queue.late.size if queue is not None else 0
-        margin = request.input_margin
-        profile = self.facts.spec.profile
+        profile, margin = self.facts.spec.profile, request.input_margin
+        short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else _NOTHING
         least = known.backlog.least()
         counter = m.state.ledger.counter(self.model, request.tenant)
         return EntryEvidence(
@@ -140,9 +143,9 @@ class _Asked:
             wait=self._wait(m, ready, now),
             ttft_ns=self.ttft_ns,
             gap_ns=self.bounds.gap_ns,
-            route_ns=ms(settings.config.window.route_ms),
+            route_ns=settings.route_ns,
             first_ns=self.first_ns,
-            input_margin_ns=profile.prefill_ns(margin, 0, 0, 0, profile.token_budget),
+            input_margin_ns=short,
             tenant_counter=counter,
             least_counter=counter if least is None else m.state.ledger.counter(self.model, least),
             own_queued=own_queued,
@@ -181,9 +184,9 @@ class _Asked:
             tokens_needed=need,
             tokens_left=None if tokens is None else tokens.level,
             tokens_limit=tenant.tpm_limit,
-            tokens_wait_ns=DurationNs(0) if tokens is None else tokens.wait_ns(need),
+            tokens_wait_ns=_NOTHING if tokens is None else tokens.wait_ns(need),
             requests_left=None if requests is None else requests.level,
-            requests_wait_ns=DurationNs(0) if requests is None else requests.wait_ns(1),
+            requests_wait_ns=_NOTHING if requests is None else requests.wait_ns(1),
             parallel_left=None if most is None else most - quota.parallel,
         )
 
@@ -212,14 +215,17 @@ class _Asked:
         )
 
 
+_NOTHING = DurationNs(0)
+
+
 def _unlimited(need: Tokens) -> BudgetFacts:
     return BudgetFacts(
         tokens_needed=need,
         tokens_left=None,
         tokens_limit=None,
-        tokens_wait_ns=DurationNs(0),
+        tokens_wait_ns=_NOTHING,
         requests_left=None,
-        requests_wait_ns=DurationNs(0),
+        requests_wait_ns=_NOTHING,
         parallel_left=None,
     )
 
@@ -228,10 +234,7 @@ def _first_token_bound(bounds: Bounds, wanted: Demand, facts: PoolFacts) -> Dura
     """Return the first-token bound; a completion bound leaves what decoding does not need."""
     if bounds.e2e_ns is None:
         return bounds.ttft_ns
-    profile = facts.spec.profile
-    batch = profile.reference_batch
-    step = profile.decode_step_ns(batch, batch * profile.reference_context)
-    left = max(0, bounds.e2e_ns - wanted.output_p50 * step)
+    left = max(0, bounds.e2e_ns - wanted.output_p50 * facts.spec.profile.reference_step_ns)
     return DurationNs(left if bounds.ttft_ns is None else min(bounds.ttft_ns, left))
 
 
@@ -240,30 +243,28 @@ def _survey(
 ) -> tuple[int, Blocks, tuple[ReplicaView, ...], int | None]:
     """Return ready replicas, their largest pool, views of the best candidates and a bound on the rest."""
     settings, fleet, loads = m.settings, asked.known.fleet, m.state.ledger.loads
-    pools = [p for p in settings.pools_of[asked.model] if serves(p, asked.slo_class)]
-    whole = len(pools) == len(settings.pools_of[asked.model])
-    names = {p.spec.name for p in pools}
-    live = [p for p in pools if p.spec.name in fleet.ready] or pools
-    matches = tuple(m.prefixes[asked.model].match(asked.request.prefix))
-    wanted = Candidate(asked.request, asked.demand, matches)
+    serving = settings.serving(asked.model, asked.slo_class)
+    wanted = Candidate.of(m.prefixes[asked.model], asked.request, asked.demand)
     limit = settings.config.routing.candidates
-    picked: list[Replica] = []
+    views: list[ReplicaView] = []
+    seen = 0
     rest: int | None = None
     for replica in fleet.cheapest():
-        if not whole and replica.pool not in names:
+        facts = serving.get(replica.pool)
+        if facts is None:
             continue
-        if len(picked) == limit:
+        if len(views) == limit:
             rest = (replica.rank >> 32) * 1_000
             break
-        picked.append(replica)
-    picked += fleet.holders(matches, sum(1 << replica.slot for replica in picked))
-    views = tuple(
-        view(replica, loads[replica.incarnation], settings.pools[replica.pool], wanted, now)
-        for replica in picked
-        if whole or replica.pool in names
-    )
-    ready = sum(count for pool, count in fleet.ready.items() if pool in names)
-    return ready, max(p.blocks_total for p in live), views, rest
+        seen |= 1 << replica.slot
+        views.append(view(replica, loads[replica.incarnation], facts, wanted, now))
+    for replica in fleet.holders(wanted.matches, seen):
+        facts = serving.get(replica.pool)
+        if facts is not None:
+            views.append(view(replica, loads[replica.incarnation], facts, wanted, now))
+    live = [pool for pool in serving if pool in fleet.ready]
+    largest = max(serving[pool].blocks_total for pool in live or serving)
+    return sum(fleet.ready[pool] for pool in live), largest, tuple(views), rest
 
 
 def _enqueue(

@@ -14,6 +14,7 @@ from headrace.model.deployment import PoolSpec
 from headrace.model.engine import Snapshot
 from headrace.model.evidence import ReplicaView
 from headrace.model.ids import ClassName, Incarnation, PoolName, ReplicaName
+from headrace.model.profile import Profile
 from headrace.model.request import Request
 from headrace.plane.ledger import Load
 from headrace.plane.ranked import Ranked
@@ -67,8 +68,7 @@ def pool_facts(spec: PoolSpec, window_ms: float, kv_reserve: float) -> PoolFacts
     """Return a pool's facts: window = max(two full steps, the configured window)."""
     profile = spec.profile
     batch = profile.reference_batch
-    context = batch * profile.reference_context
-    step = profile.step_ps(batch, context, max(1, profile.token_budget - batch), 0) // PS_PER_NS
+    step = profile.full_step_ns(batch, batch * profile.reference_context)
     total = profile.kv_capacity_tokens // BLOCK_TOKENS
     kept = total * round(kv_reserve * MICRO) // MICRO
     return PoolFacts(
@@ -220,6 +220,10 @@ class PrefixIndex:
             del self._holders[chunk]
 
 
+_NONE = Tokens(0)
+_NOTHING = DurationNs(0)
+
+
 class Candidate(Struct, frozen=True, gc=False):
     """A request on its way to a view: what every replica is asked about."""
 
@@ -227,46 +231,55 @@ class Candidate(Struct, frozen=True, gc=False):
     demand: Demand
     matches: tuple[tuple[int, int], ...]
 
-    def cached(self, slot: int) -> int:
+    @classmethod
+    def of(cls, index: PrefixIndex, request: Request, demand: Demand) -> "Candidate":
+        """Return a request with those who hold its prefix."""
+        return cls(request, demand, tuple(index.match(request.prefix)) if request.prefix else ())
+
+    def prefill_alone_ns(self, profile: Profile) -> DurationNs:
+        """Return how long its whole prompt takes on an engine that does nothing else."""
+        return profile.prefill_ns(self.request.input_tokens, 0, 0, 0, profile.token_budget)
+
+    def cached(self, slot: int) -> Tokens:
         """Return the prompt tokens expected cached at a slot; one token is always computed."""
         for depth, bits in self.matches:
             if bits >> slot & 1:
                 known = depth * self.request.prefix_tokens
-                return min(known, self.request.input_tokens - 1)
-        return 0
+                return Tokens(min(known, self.request.input_tokens - 1))
+        return _NONE
 
 
 def view(
     replica: Replica, load: Load, facts: PoolFacts, wanted: Candidate, now: InstantNs
 ) -> ReplicaView:
     """Return one replica as a decider may see it, for one request."""
-    profile = facts.spec.profile
-    given, demand = wanted.request.input_tokens, wanted.demand
-    cached = wanted.cached(replica.slot) if wanted.matches else 0
+    profile, given = facts.spec.profile, wanted.request.input_tokens
     budget, decodes, context = profile.token_budget, load.decodes, load.context_tokens
+    cached, credit = _NONE, _NOTHING
+    if wanted.matches:
+        cached = wanted.cached(replica.slot)
     prefill = profile.prefill_ns(given - cached, cached, decodes, context, budget)
-    whole = profile.prefill_ns(given, 0, decodes, context, budget) if cached else prefill
-    costs = profile.costs
-    joined, held = decodes + 1, context + given + demand.output_p50
-    step = costs.step_ps(joined, held, max(1, budget - joined), 0)
-    snapshot = replica.snapshot
+    if cached:
+        whole = profile.prefill_ns(given, 0, decodes, context, budget)
+        credit = DurationNs(whole - prefill)
+    costs, snapshot = profile.costs, replica.snapshot
     return ReplicaView(
         replica=replica.name,
         incarnation=replica.incarnation,
-        pending_prefill_ns=DurationNs(load.pending_prefill_ns),
+        pending_prefill_ns=load.pending_prefill_ns,
         decodes=decodes,
-        context_tokens=Tokens(context),
-        blocks_reserved=Blocks(load.blocks),
+        context_tokens=context,
+        blocks_reserved=load.blocks,
         blocks_total=facts.blocks_total,
         slots=profile.max_running - load.attempts,
-        cached_tokens=Tokens(cached),
+        cached_tokens=cached,
         prefill_ns=prefill,
-        prefix_credit_ns=DurationNs(whole - prefill),
-        step_ns=DurationNs(step // PS_PER_NS),
+        prefix_credit_ns=credit,
+        step_ns=profile.full_step_ns(decodes + 1, context + given + wanted.demand.output_p50),
         decode_extra_ns=DurationNs(
             (costs.decode_c * decodes + costs.decode_d * context) // PS_PER_NS
         ),
-        tightest_gap_ns=load.tightest(),
+        tightest_gap_ns=load.tightest,
         window_ns=facts.window_ns,
         age_ns=None if snapshot is None else DurationNs(now - snapshot.observed_at),
         last_used=replica.last_used,

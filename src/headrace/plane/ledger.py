@@ -12,7 +12,15 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.policy.fairness.vtc import Rates, lifted, share
-from headrace.units import NS_PER_S, DurationNs, InstantNs, blocks_for, ceil_div
+from headrace.units import (
+    NS_PER_S,
+    Blocks,
+    DurationNs,
+    InstantNs,
+    Tokens,
+    blocks_for,
+    ceil_div,
+)
 
 _MINUTE = 60 * NS_PER_S
 
@@ -83,17 +91,28 @@ class Flight(Struct, gc=False):
 class Load(Struct):
     """What we have dispatched to one incarnation and not seen end."""
 
-    pending_prefill_ns: int = 0
+    pending_prefill_ns: DurationNs = DurationNs(0)
     decodes: int = 0
-    context_tokens: int = 0
-    blocks: int = 0
+    context_tokens: Tokens = Tokens(0)
+    blocks: Blocks = Blocks(0)
     attempts: int = 0
-    gaps: dict[int, int] = {}
+    gaps: dict[DurationNs, int] = {}
     """Streams and pending attempts by gap bound."""
+    tightest: DurationNs | None = None
+    """The least of them."""
 
-    def tightest(self) -> DurationNs | None:
-        """Return the tightest gap bound on board."""
-        return DurationNs(min(self.gaps)) if self.gaps else None
+    def board(self, gap: DurationNs) -> None:
+        """Count one more attempt with a gap bound."""
+        self.gaps[gap] = self.gaps.get(gap, 0) + 1
+        if self.tightest is None or gap < self.tightest:
+            self.tightest = gap
+
+    def alight(self, gap: DurationNs) -> None:
+        """Count one attempt less with a gap bound."""
+        self.gaps[gap] -= 1
+        if not self.gaps[gap]:
+            del self.gaps[gap]
+            self.tightest = min(self.gaps, default=None)
 
 
 class Counters(Struct):
@@ -175,10 +194,10 @@ class Ledger(Struct):
         """Book an attempt: KV, prefill and the service of input plus predicted output."""
         assert attempt not in self.flights, f"{attempt=} is booked already"
         load = self.loads[flight.incarnation]
-        load.pending_prefill_ns += flight.prefill_ns
-        load.blocks += flight.blocks
+        load.pending_prefill_ns = DurationNs(load.pending_prefill_ns + flight.prefill_ns)
+        load.blocks = Blocks(load.blocks + flight.blocks)
         load.attempts += 1
-        load.gaps[flight.gap_ns] = load.gaps.get(flight.gap_ns, 0) + 1
+        load.board(flight.gap_ns)
         self.flights[attempt] = flight
         self._charge(flight, rates, flight.predicted)
 
@@ -187,10 +206,10 @@ class Ledger(Struct):
         flight = self.flights[attempt]
         assert not flight.streaming, f"{attempt=} streams already"
         load = self.loads[flight.incarnation]
-        load.pending_prefill_ns -= flight.prefill_ns
+        load.pending_prefill_ns = DurationNs(load.pending_prefill_ns - flight.prefill_ns)
         load.decodes += 1
         flight.streaming, flight.made = True, 1
-        load.context_tokens += flight.input_tokens + 1
+        load.context_tokens = Tokens(load.context_tokens + flight.input_tokens + 1)
         return flight
 
     def progress(self, flight: Flight, made: int, rates: Rates) -> int:
@@ -200,12 +219,12 @@ class Ledger(Struct):
             return 0  # an old tick after a newer one
         flight.made = made
         load = self.loads[flight.incarnation]
-        load.context_tokens += fresh
+        load.context_tokens = Tokens(load.context_tokens + fresh)
         if made > flight.predicted:
             self._charge(flight, rates, made)
             blocks = blocks_for(flight.input_tokens + made)
             if blocks > flight.blocks:  # growth beyond the reserve draws on the preemption reserve
-                load.blocks += blocks - flight.blocks
+                load.blocks = Blocks(load.blocks + blocks - flight.blocks)
                 flight.blocks = blocks
         return fresh
 
@@ -219,18 +238,15 @@ class Ledger(Struct):
         """
         flight = self.flights.pop(attempt)
         load = self.loads[flight.incarnation]
-        load.blocks -= flight.blocks
+        load.blocks = Blocks(load.blocks - flight.blocks)
         load.attempts -= 1
-        left = load.gaps[flight.gap_ns] - 1
-        if left:
-            load.gaps[flight.gap_ns] = left
-        else:
-            del load.gaps[flight.gap_ns]
+        load.alight(flight.gap_ns)
         if flight.streaming:
             load.decodes -= 1
-            load.context_tokens -= flight.input_tokens + flight.made
+            held = flight.input_tokens + flight.made
+            load.context_tokens = Tokens(load.context_tokens - held)
         else:
-            load.pending_prefill_ns -= flight.prefill_ns
+            load.pending_prefill_ns = DurationNs(load.pending_prefill_ns - flight.prefill_ns)
         made = max(flight.made, seen)
         if usage is not None:  # its input may differ from what we were told
             cached = min(usage.cached_tokens, usage.input_tokens)

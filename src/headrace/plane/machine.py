@@ -13,7 +13,7 @@ from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.fairness.vtc import Rates
-from headrace.units import InstantNs, WorkNs
+from headrace.units import InstantNs, WorkNs, ms
 
 
 class Resolved:
@@ -43,6 +43,10 @@ class Resolved:
             for model, pools in self.pools_of.items()
         }
         self.stale_after_ns = config.stale_after_ns()
+        self.route_ns = ms(window.route_ms)
+        self.bounds = {name: spec.bounds(None, None) for name, spec in self.classes.items()}
+        """What each class promises a request that asks for no tighter bounds."""
+        self._serving: dict[tuple[ModelName, ClassName], dict[PoolName, PoolFacts]] = {}
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
@@ -53,12 +57,22 @@ class Resolved:
             return ClassName(tenant.classes[0])
         return ClassName(self.config.classes[0].name)
 
+    def serving(self, model: ModelName, slo_class: ClassName) -> dict[PoolName, PoolFacts]:
+        """Return the pools of a model that serve a configured class, in their order."""
+        found = self._serving.get((model, slo_class))
+        if found is None:
+            found = {
+                PoolName(facts.spec.name): facts
+                for facts in self.pools_of.get(model, ())
+                if slo_class in self.classes and serves(facts, slo_class)
+            }
+            if slo_class in self.classes:
+                self._serving[model, slo_class] = found
+        return found
+
     def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
         """Return the first pool of a model that serves a class: the one demand is predicted on."""
-        for facts in self.pools_of.get(model, ()):
-            if serves(facts, slo_class):
-                return facts
-        return None
+        return next(iter(self.serving(model, slo_class).values()), None)
 
     def sharing(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
         """Return the classes that can go nowhere if this one cannot: served by its pools only."""

@@ -48,10 +48,11 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         verdicts: list[Verdict] = [contract(evidence)]
         if verdicts[0].reason is None:
             verdicts.append(budget(evidence))
-        wait = predicted_wait(evidence, self.wait)
-        slack = self._slack(evidence, wait)
+        view = nearest(evidence.replicas)
+        wait = predicted_wait(evidence, self.wait, view)
+        slack = self._slack(evidence, wait, view)
         if verdicts[-1].reason is None:
-            verdicts += [memory(evidence), self._deadline(evidence, slack)]
+            verdicts += [memory(evidence), self._deadline(evidence, slack, view)]
         refused = next((v for v in verdicts if v.reason is not None and self._counts(v)), None)
         if refused is None:
             return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts))
@@ -71,25 +72,25 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ours = verdict.gate is Gate.DEADLINE
         return not ours or verdict.reason is Reason.NO_READY_REPLICA
 
-    def _slack(self, evidence: EntryEvidence, wait: DurationNs) -> int:
+    def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
-        view = nearest(evidence)
         prefill = view.prefill_ns if view is not None else evidence.demand.prefill_ns
         uncertain = int((wait + prefill) * self.wait_margin)
         margin = round(self.margin_ms * NS_PER_MS) + uncertain + evidence.input_margin_ns
         bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
         return bound - evidence.route_ns - wait - prefill - evidence.first_ns - margin
 
-    def _deadline(self, evidence: EntryEvidence, slack: int) -> Verdict:
+    def _deadline(self, evidence: EntryEvidence, slack: int, view: ReplicaView | None) -> Verdict:
         """Return whether first token and gaps would hold, for it and for those running."""
         if not evidence.ready:
             return Verdict(gate=Gate.DEADLINE, reason=Reason.NO_READY_REPLICA)
         bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
-        if self._budget_for_queue(evidence, bound) < 0:
+        left = self._budget_for_queue(evidence, bound, view)
+        if left < 0:
             return Verdict(
                 gate=Gate.DEADLINE,
                 reason=Reason.DEADLINE_IMPOSSIBLE,
-                measured=bound - self._budget_for_queue(evidence, bound),
+                measured=bound - left,
                 threshold=bound,
             )
         if evidence.first_ns > evidence.gap_ns:  # no engine steps that fast, even alone
@@ -111,14 +112,15 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return harmed
         return Verdict(gate=Gate.DEADLINE, reason=None, measured=bound - slack, threshold=bound)
 
-    def _budget_for_queue(self, evidence: EntryEvidence, bound: int) -> int:
+    def _budget_for_queue(
+        self, evidence: EntryEvidence, bound: int, view: ReplicaView | None
+    ) -> int:
         """Return B_queue = D - T_route - T_prefill - T_first - margin of an empty system (ADM-2).
 
         Below zero not even an empty system could meet the bound: refuse at once. A prefix that the
         nearest replica holds counts; what the others hold does not.
         """
         margin = round(self.margin_ms * NS_PER_MS) + evidence.input_margin_ns
-        view = nearest(evidence)
         alone = evidence.demand.prefill_ns
         if view is not None and view.cached_tokens:
             alone = min(alone, view.prefill_ns)
@@ -132,32 +134,28 @@ def contract(evidence: EntryEvidence) -> Verdict:
     """Return whether the caller may ask for this at all."""
     facts, given = evidence.contract, evidence.demand.input_tokens
     asked = evidence.max_output or 0
-    checks: tuple[tuple[bool, Reason, int, int], ...] = (
-        (facts.tenant_known, Reason.TENANT_UNKNOWN, 0, 0),
-        (facts.model_known, Reason.MODEL_UNKNOWN, 0, 0),
-        (facts.model_allowed, Reason.MODEL_NOT_ALLOWED, 0, 0),
-        (facts.class_allowed, Reason.CLASS_NOT_ALLOWED, 0, 0),
-        (given > 0, Reason.INPUT_EMPTY, given, 1),
-        (asked <= facts.output_limit, Reason.OUTPUT_TOO_LONG, asked, facts.output_limit),
-        (
-            given + max(1, asked) <= facts.context_limit,
-            Reason.CONTEXT_TOO_LONG,
-            given + max(1, asked),
-            facts.context_limit,
-        ),
-        (
-            0 < evidence.fan_out <= facts.fan_out_limit,
-            Reason.FAN_OUT_UNSUPPORTED,
-            evidence.fan_out,
-            facts.fan_out_limit,
-        ),
-    )
-    for holds, reason, measured, threshold in checks:
-        if not holds:
-            return Verdict(
-                gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold
-            )
-    return _CONTRACT_KEPT
+    whole = given + max(1, asked)
+    measured = threshold = 0
+    if not facts.tenant_known:
+        reason = Reason.TENANT_UNKNOWN
+    elif not facts.model_known:
+        reason = Reason.MODEL_UNKNOWN
+    elif not facts.model_allowed:
+        reason = Reason.MODEL_NOT_ALLOWED
+    elif not facts.class_allowed:
+        reason = Reason.CLASS_NOT_ALLOWED
+    elif given <= 0:
+        reason, measured, threshold = Reason.INPUT_EMPTY, given, 1
+    elif asked > facts.output_limit:
+        reason, measured, threshold = Reason.OUTPUT_TOO_LONG, asked, facts.output_limit
+    elif whole > facts.context_limit:
+        reason, measured, threshold = Reason.CONTEXT_TOO_LONG, whole, facts.context_limit
+    elif not 0 < evidence.fan_out <= facts.fan_out_limit:
+        reason, measured = Reason.FAN_OUT_UNSUPPORTED, evidence.fan_out
+        threshold = facts.fan_out_limit
+    else:
+        return _CONTRACT_KEPT
+    return Verdict(gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold)
 
 
 _CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
@@ -200,14 +198,14 @@ def memory(evidence: EntryEvidence) -> Verdict:
     return Verdict(gate=Gate.MEMORY, reason=reason, measured=need, threshold=room)
 
 
-def predicted_wait(evidence: EntryEvidence, kind: Wait) -> DurationNs:
+def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None) -> DurationNs:
     """Return the wait that the queue will give this request (design: fair wait).
 
-    Prefill in flight at the nearest replica, plus min(backlog, own work ahead * backlogged weights
-    / own weight) at the fleet's measured work rate. Gating on the whole backlog would refuse
-    conforming tenants because of a hog.
+    Prefill in flight at the nearest replica (`view`), plus min(backlog, own work ahead * backlogged
+    weights / own weight) at the fleet's measured work rate. Gating on the whole backlog would
+    refuse conforming tenants because of a hog.
     """
-    facts, view = evidence.wait, nearest(evidence)
+    facts = evidence.wait
     pending = view.pending_prefill_ns if view is not None else 0
     if not facts.rate_micro:
         return DurationNs(pending)
@@ -244,7 +242,8 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             facts = evidence.budget
             return max(facts.tokens_wait_ns, facts.requests_wait_ns)
         case Reason.CONCURRENCY | Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
-            return DurationNs(max(NS_PER_S, predicted_wait(evidence, Wait.FAIR)))
+            wait = predicted_wait(evidence, Wait.FAIR, nearest(evidence.replicas))
+            return DurationNs(max(NS_PER_S, wait))
         case Reason.DEADLINE_QUEUE:
             return DurationNs(max(NS_PER_S, -slack))
         case Reason.GAP_BOUND:
@@ -253,10 +252,12 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return None
 
 
-def nearest(evidence: EntryEvidence) -> ReplicaView | None:
+def nearest(views: tuple[ReplicaView, ...]) -> ReplicaView | None:
     """Return the candidate with the least time to a first token: pending prefill plus own."""
-    return min(
-        evidence.replicas,
-        key=lambda view: (view.pending_prefill_ns + view.prefill_ns, view.replica),
-        default=None,
-    )
+    best: ReplicaView | None = None
+    least = 0
+    for view in views:
+        time = view.pending_prefill_ns + view.prefill_ns
+        if best is None or time < least or (time == least and view.replica < best.replica):
+            best, least = view, time
+    return best

@@ -29,9 +29,7 @@ def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[i
     limit = output_limit(request, model)
     p50, p90 = min(forecast[0], limit), min(forecast[1], limit)
     prefill = profile.prefill_ns(given, 0, 0, 0, profile.token_budget)
-    batch = profile.reference_batch
-    step = profile.decode_step_ns(batch, batch * profile.reference_context)
-    residency = prefill + p50 * step
+    residency = prefill + p50 * profile.reference_step_ns
     kv_bytes = (given + p90) * profile.kv_bytes_per_token * request.fan_out
     return Demand(
         input_tokens=given,
