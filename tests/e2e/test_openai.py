@@ -181,6 +181,24 @@ async def test_a_broken_engine_ends_the_server_and_tells_its_callers(
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)
 
 
+async def test_a_full_disk_stops_nobody_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(settings(tmp_path)) as (_, base), client(base) as sdk:
+
+        def full(_file: int, _content: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as disk:
+            disk.setattr("headrace.adapters.journal.append.os.write", full)
+            answer = await sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2
+    assert "frames of the journal could not be written" in caplog.text
+    assert "2 lines of the decision log could not be written" in caplog.text
+    assert isinstance(verify(segments(tmp_path / "journal")), Verified)
+
+
 async def test_the_record_of_a_live_run_is_replayed(tmp_path: Path) -> None:
     given = settings(tmp_path)
     async with serving(given) as (_, base), client(base) as sdk, client(base, "slow") as slow:

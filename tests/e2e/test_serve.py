@@ -85,6 +85,19 @@ def test_flags_of_the_emulated_fleet_are_refused_beside_a_file(tmp_path: Path) -
 
 
 def test_the_demo_fleet_is_what_the_flags_say() -> None:
-    deployment = demo_settings("sk", replicas=5, profile="a100-8b-tp1", model="mine").deployment
-    (pool,) = deployment.pools
+    given = {"server.port": "0", "deployment.pools.0.work_rate": "0.5"}
+    found = demo_settings("sk", given, replicas=5, profile="a100-8b-tp1", model="mine")
+    (pool,) = found.settings.deployment.pools
     assert (pool.replicas, pool.profile.name, pool.model) == (5, "a100-8b-tp1", "mine")
+    assert (found.settings.server.port, pool.work_rate) == (0, 0.5)
+    assert not found.warnings
+
+
+def test_an_unknown_profile_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown profile 'gpu'"):
+        serve(profile="gpu")
+
+
+def test_what_is_not_served_yet_is_refused_at_start() -> None:
+    with pytest.raises(ConfigError, match="one answer a request"):
+        serve(port=0, sets=("deployment.models.0.fan_out_limit=2",))

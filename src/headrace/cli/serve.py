@@ -2,24 +2,25 @@
 
 import asyncio
 import gc
+import os
 import socket
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import uvloop
 from cyclopts import Parameter
-from msgspec.structs import replace
 
+from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
 from headrace.cli.keys import key_hash, minted
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.load import load
-from headrace.config.profiles import load_profile
-from headrace.config.schema import KeySpec, Settings
+from headrace.config.resolve import Resolved, resolve, resolved
+from headrace.config.schema import Settings
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import Gateway, listen
-from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
-from headrace.policy.catalog import PlaneConfig
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _DEMO = "demo"
@@ -48,26 +49,30 @@ def serve(  # noqa: PLR0913 - a command's options
     model: Model = None,
     journal: JournalDir = None,
     decisions: Decisions = None,
+    sets: Sets = (),
 ) -> int:
     """Serve an OpenAI-compatible API until Ctrl-C.
 
     Flags override the file. The emulated fleet's own flags are for use without one.
     """
-    key = None
+    key = minted() if config is None else None
+    told = {
+        "server.host": host,
+        "server.port": port,
+        "journal.path": journal,
+        "decision_log": decisions,
+    }
+    given = flags(sets) | {name: str(value) for name, value in told.items() if value is not None}
+    fleet = {"--replicas": replicas, "--profile": profile, "--model": model}
     if config is None:
-        key = minted()
-        settings = demo_settings(key, replicas, profile, model)
+        assert key is not None
+        found = demo_settings(key, given, replicas=replicas, profile=profile, model=model)
     else:
-        fleet = {"--replicas": replicas, "--profile": profile, "--model": model}
-        faults = [
-            Fault(Origin(flag), "the configuration file says which replicas there are")
-            for flag, value in fleet.items()
-            if value is not None
-        ]
-        if faults:
-            raise ConfigError(faults)
-        settings = load(config, Settings)
-    settings = _overridden(settings, host, port, journal, decisions)
+        _refuse(flag for flag, value in fleet.items() if value is not None)
+        found = resolve(config, os.environ, given)
+    for fault in found.warnings:
+        print(f"headrace: warning: {fault}", file=sys.stderr)
+    settings = found.settings
     with (
         listen(settings.server.host, settings.server.port) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -78,43 +83,40 @@ def serve(  # noqa: PLR0913 - a command's options
 
 
 def demo_settings(
-    key: str, replicas: int | None = None, profile: str | None = None, model: str | None = None
-) -> Settings:
-    """Return the settings of an emulated fleet that one key may use."""
+    key: str,
+    given: Mapping[str, str],
+    *,
+    replicas: int | None = None,
+    profile: str | None = None,
+    model: str | None = None,
+) -> Resolved:
+    """Return the settings of an emulated fleet that one key may use, under environment and flags."""
     name = _MODEL if model is None else model
-    pool = PoolSpec(
-        name=_DEMO,
-        model=name,
-        profile=load_profile(_PROFILE if profile is None else profile),
-        replicas=_REPLICAS if replicas is None else replicas,
-    )
-    return Settings(
-        deployment=PlaneConfig(
-            models=(ModelSpec(name=name),), pools=(pool,), tenants=(TenantSpec(name=_DEMO),)
-        ),
-        keys=(KeySpec(name=_DEMO, tenant=_DEMO, hash=key_hash(key)),),
-    )
+    pool = {
+        "name": _DEMO,
+        "model": name,
+        "profile": _PROFILE if profile is None else profile,
+        "replicas": _REPLICAS if replicas is None else replicas,
+    }
+    written = {
+        "deployment": {
+            "models": [{"name": name}],
+            "pools": [pool],
+            "tenants": [{"name": _DEMO}],
+        },
+        "keys": [{"name": _DEMO, "tenant": _DEMO, "hash": key_hash(key)}],
+    }
+    text = msgspec.json.format(msgspec.json.encode(written)).decode()
+    return resolved(text, "the fleet without a file", Path(), os.environ, given)
 
 
-def _overridden(
-    settings: Settings,
-    host: str | None,
-    port: int | None,
-    journal: Path | None,
-    decisions: Path | None,
-) -> Settings:
-    server = settings.server
-    server = replace(
-        server,
-        host=server.host if host is None else host,
-        port=server.port if port is None else port,
-    )
-    settings = replace(settings, server=server)
-    if journal is not None:
-        settings = replace(settings, journal=replace(settings.journal, path=str(journal)))
-    if decisions is not None:
-        settings = replace(settings, decision_log=str(decisions))
-    return settings
+def _refuse(names: Iterable[str]) -> None:
+    faults = [
+        Fault(Origin(f"flag {name}"), "the configuration file says which replicas there are")
+        for name in names
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 async def _serve(settings: Settings, sock: socket.socket, key: str | None) -> bool:

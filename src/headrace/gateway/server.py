@@ -1,6 +1,7 @@
 """A whole gateway from its settings: clock, engines, driver, HTTP server, and their end."""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import uvicorn
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.journal.ring import JournalRing
+from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.schema import EmulatorSpec, Settings
 from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
@@ -26,6 +28,7 @@ from headrace.ports.clock import Clock
 from headrace.replica.core import Replica
 from headrace.units import MIB
 
+_log = logging.getLogger(__name__)
 REVISION = 1
 """Of the configuration a process starts with."""
 _BACKLOG = 4_096
@@ -58,6 +61,25 @@ def emulated(config: PlaneConfig, spec: EmulatorSpec, clock: Clock) -> list[Emul
     return engines
 
 
+def _tell_dropped(what: str, dropped: int) -> None:
+    if dropped:
+        _log.warning("%d %s could not be written", dropped, what)
+
+
+def _refuse_fan_out(config: PlaneConfig) -> None:
+    faults = [
+        Fault(
+            Origin("configuration"),
+            "the gateway gives one answer a request",
+            f"$.deployment.models[{nth}].fan_out_limit",
+        )
+        for nth, model in enumerate(config.models)
+        if model.fan_out_limit > 1
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
 class Gateway:
     """Everything one process serves with; made inside its event loop."""
 
@@ -69,10 +91,11 @@ class Gateway:
     ) -> None:
         """Compose; raises OSError if journal or decision log cannot be opened.
 
+        Raises ConfigError for what may be configured and is not served yet.
         `concluded` is told of each request that is over.
         """
         config = settings.deployment
-        assert all(spec.fan_out_limit == 1 for spec in config.models), "one answer a request"
+        _refuse_fan_out(config)
         self._settings, self._config = settings, config
         self._files = ExitStack()
         journal = self._journal()
@@ -121,6 +144,7 @@ class Gateway:
             return None
         keep_bytes = int(spec.keep_gib * _GIB_IN_MIB) * MIB
         ring = JournalRing(Path(spec.path), keep_bytes=keep_bytes)
+        self._files.callback(lambda: _tell_dropped("frames of the journal", ring.dropped))
         self._files.callback(ring.close)
         return ring
 
@@ -128,6 +152,7 @@ class Gateway:
         if self._settings.decision_log is None:
             return None
         log = DecisionLog(Path(self._settings.decision_log))
+        self._files.callback(lambda: _tell_dropped("lines of the decision log", log.dropped))
         self._files.callback(log.close)
         log.configured(REVISION, canonical(self._config))
         return log
