@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import JournalRing
 from headrace.cli.errors import OK
-from headrace.config.load import load
 from headrace.model.evidence import DecisionRecord
 from headrace.policy.catalog import canonical
 from headrace.report.beside import side_by_side
@@ -26,6 +25,7 @@ from headrace.report.sweep import SweepPoint, sweep_point
 from headrace.report.tables import render, render_summary
 from headrace.sim.experiment import simulate as run_one
 from headrace.sim.experiment import with_fifo_wait, without_control
+from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import Scenario, rows_of
 
 
@@ -86,7 +86,7 @@ def simulate(  # noqa: PLR0913 - a command's options
     With several seeds, loads or policies each combination is run on its own trace of that seed and
     load, which all policies share. Journal and decision log are those of the first run.
     """
-    scenario = load(file, Scenario)
+    scenario = load_scenario(file)
     folders = trace_folders(file)
     runs: list[tuple[RunRecord, float]] = []
     with ExitStack() as open_files:

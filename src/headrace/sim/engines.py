@@ -59,8 +59,9 @@ class Node(Struct):
         """End a life: keep what it did, return the attempts lost with it."""
         engine = self.engine
         assert engine is not None, f"{self.name} is down"
-        lost = engine.fail(now)
+        # Read before it fails: what a dead engine had done of a jump is not accounted for.
         totals, report = engine.totals(now), engine.report(now)
+        lost = engine.fail(now)
         self.past.append(
             EngineTotals(
                 busy_ns=totals.busy_ps // 1_000,

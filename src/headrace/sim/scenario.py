@@ -11,6 +11,7 @@ from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.faults import Fault
 from headrace.trace.generate import generate
+from headrace.trace.lines import TraceError
 from headrace.trace.mix import Mix
 from headrace.trace.read import Format, Own, read_as
 from headrace.trace.reshape import assign, cap_lengths, head, scale
@@ -67,7 +68,7 @@ def rows_of(scenario: Scenario, seed: int, folders: tuple[Path, ...] = ()) -> li
     """Return what a scenario offers; `folders` are searched for a relative trace path, in order.
 
     The seed draws generated arrivals and lengths, and tenants and classes of rows without them.
-    Raises TraceError or FileNotFoundError.
+    Raises TraceError, also if there is no such file.
     """
     if scenario.mix is not None:
         rows = generate(scenario.mix, seed)
@@ -85,8 +86,9 @@ def _read(wanted: TraceFile, folders: tuple[Path, ...]) -> list[TraceRow]:
     tried = [path] if path.is_absolute() else [folder / path for folder in folders]
     found = next((one for one in tried if one.exists()), None)
     if found is None:
-        places = ", ".join(str(one) for one in tried) or str(path)
-        raise FileNotFoundError(f"no trace at {places}; is HEADRACE_DATA set?")
+        places = " or ".join(str(one.parent) for one in tried) or "any folder"
+        problem = f"no such trace in {places}; HEADRACE_DATA names the folder of public traces"
+        raise TraceError(path, None, problem)
     rows = read_as(wanted.format, found)
     if wanted.first is not None:
         rows = head(rows, wanted.first)

@@ -1,0 +1,61 @@
+"""Is a scenario file right? Strictly: any doubt is an error with file, line and path.
+
+What no type can say is asked here: the deployment must make sense as one that is served does, and
+what is offered and what fails must name things that it has.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.config.build import build, descend, read_text, with_profiles
+from headrace.config.check import Severity, problems
+from headrace.config.errors import ConfigError, Fault
+from headrace.config.schema import Settings
+from headrace.config.tree import read_tree
+from headrace.sim.faults import Crash, Slow
+from headrace.sim.scenario import Scenario
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Return the scenario of a YAML or JSON file; raises ConfigError with every fault found."""
+    tree = with_profiles(read_tree(read_text(path), str(path)), Scenario, path.parent)
+    scenario = build(tree, Scenario)
+    found = [
+        (one.path, one.message)
+        for one in problems(Settings(deployment=scenario.deployment))
+        if one.severity is Severity.ERROR
+    ]
+    found += _strangers(scenario)
+    if found:
+        faults = [Fault(descend(tree, at).origin, message, at) for at, message in found]
+        raise ConfigError(sorted(faults, key=Fault.place))
+    return scenario
+
+
+def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Yield (path, fault) of every name and number that refers to nothing."""
+    deployment = scenario.deployment
+    known = {
+        "tenant": {spec.name for spec in deployment.tenants},
+        "slo_class": {spec.name for spec in deployment.classes},
+        "model": {name for spec in deployment.models for name in (spec.name, *spec.aliases)},
+    }
+    for nth, source in enumerate(scenario.mix.sources if scenario.mix is not None else ()):
+        for field, names in known.items():
+            value = getattr(source, field)
+            if value is not None and value not in names:
+                yield f"$.mix.sources[{nth}].{field}", f"unknown {field} `{value}`"
+    for field, given, names in (
+        ("tenants", scenario.assign.tenants, known["tenant"]),
+        ("classes", scenario.assign.classes, known["slo_class"]),
+    ):
+        for name in given:
+            if name not in names:
+                yield f"$.assign.{field}.{name}", f"unknown name `{name}`"
+    replicas = sum(pool.replicas for pool in deployment.pools)
+    for nth, fault in enumerate(scenario.faults):
+        if isinstance(fault, Crash | Slow) and fault.replica >= replicas:
+            yield (
+                f"$.faults[{nth}].replica",
+                f"no replica {fault.replica}: there are {replicas}, counted from 0",
+            )

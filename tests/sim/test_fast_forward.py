@@ -1,0 +1,54 @@
+"""Taking many engine steps at once changes nothing that anybody can see."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.plane.journal import Differs, Verified, verify
+from headrace.sim.reading import load_scenario
+from headrace.sim.scenario import rows_of
+from headrace.sim.swarm import draw
+from tests.sim.scenes import Ran, burst, profile, run, scenario
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def both(one: Ran, other: Ran) -> None:
+    """Assert that two runs are the same to the byte."""
+    assert one.world.now == other.world.now
+    for mine, its in zip(one.records(), other.records(), strict=True):
+        assert mine == its  # the first event that differs, before any bytes
+    assert one.journal == other.journal
+    for node, same in zip(one.world.nodes, other.world.nodes, strict=True):
+        assert node.past == same.past
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_drawn_world_is_the_same_step_by_step(seed: int) -> None:
+    drawn, rows = draw(seed, profile())
+    fast = run(drawn.scenario, seed, rows, check=False)
+    slow = run(drawn.scenario, seed, rows, check=False, fast_forward=False)
+    both(fast, slow)
+    assert isinstance(verify(fast.segments), Verified)
+
+
+def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:
+    rows = sorted(
+        [*burst(3, made=400), *burst(2, at_s=0.731, given=900, made=7), *burst(1, at_s=1.5)],
+        key=lambda row: row.at,
+    )
+    one = replace(scenario(), noise_percent=0.0)
+    fast = run(one, 0, rows)
+    both(fast, run(one, 0, rows, fast_forward=False))
+
+
+@pytest.mark.data
+def test_a_public_trace_is_the_same_step_by_step(data_dir: Path) -> None:
+    whole = load_scenario(EXAMPLES / "azure_conv.yaml")
+    assert whole.trace is not None
+    one = replace(whole, trace=replace(whole.trace, first=2_000))
+    rows = rows_of(one, 0, (data_dir,))
+    fast = run(one, 0, rows, check=False)
+    both(fast, run(one, 0, rows, check=False, fast_forward=False))
+    assert not isinstance(verify(fast.segments), Differs)
