@@ -44,6 +44,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record"):
     now: InstantNs
     event: Event
     digest: bytes
+    """Empty: the plane broke on this event, and nothing follows."""
 
 
 class Gap(Struct, frozen=True, kw_only=True, tag="gap", gc=False):
@@ -110,8 +111,12 @@ class Recorder:
         self._open(resumed=resumed)
 
     def handle(self, event: Event, *, now: InstantNs) -> list[Effect]:
-        """Take one event, record it, return its effects."""
-        effects = self.plane.handle(event, now=now)
+        """Take one event, record it, return its effects; what breaks the plane is recorded too."""
+        try:
+            effects = self.plane.handle(event, now=now)
+        except Exception:
+            self._put(frame_bytes(Record(now=now, event=event, digest=b"")), opens=False)
+            raise
         self._digest = chain(self._digest, now, event, effects)
         self._put(frame_bytes(Record(now=now, event=event, digest=self._digest)), opens=False)
         self._index += 1
@@ -223,12 +228,10 @@ class _Replay:
             return Differs(index=self.index, now=record.now, event=kind, why=why)
         self.digest = chain(self.digest, record.now, record.event, effects)
         if self.digest != record.digest:
-            return Differs(
-                index=self.index,
-                now=record.now,
-                event=kind,
-                why="event or effects are not those that were recorded",
-            )
+            why = "event or effects are not those that were recorded"
+            if not record.digest:
+                why = "the plane broke on this event; this code does not"
+            return Differs(index=self.index, now=record.now, event=kind, why=why)
         self.index += 1
         self.verified += 1
         return None
