@@ -143,9 +143,9 @@ class Replica:
         Streams in the order in which they began to decode, then those preempted meanwhile.
         """
         self._live_to(now)
-        self._split(now)
         batch = self._batch
-        steps = batch.steps
+        # The segment goes on unsplit: reading it must not cost what accounting for it does.
+        steps = batch.steps + self._done(now)
         moved: list[tuple[AttemptId, int]] = []
         for attempt, stream in batch.decodes.items():
             made = stream.made + steps - stream.join_step
@@ -236,12 +236,15 @@ class Replica:
         self._left = self._upcoming(now)
         self._end = self._start + total(self._alpha, self._beta, self._left)
 
+    def _done(self, now: InstantNs) -> int:
+        """Return how many steps of the segment are over by `now`, never its last."""
+        return self._upcoming(now) - 1 if self._left > 1 else 0
+
     def _split(self, now: InstantNs) -> None:
         """Account for the steps done by `now`; the rest of the segment goes on as planned."""
-        if self._left > 1:
-            done = self._upcoming(now) - 1
-            if done:
-                self._pass(done)
+        done = self._done(now)
+        if done:
+            self._pass(done)
 
     def _pass(self, done: int) -> None:
         """Let the first steps of the segment be over."""
