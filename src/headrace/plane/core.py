@@ -27,7 +27,7 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import ReplicaView
 from headrace.plane import dispatch, entry, reconfigure, streams
-from headrace.plane.machine import Machine
+from headrace.plane.machine import NOT_SURVEYED, Machine
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
 
@@ -68,6 +68,7 @@ class Plane:
         state.now = now
         out: list[Effect] = []
         machine.out = out
+        machine.surveyed = NOT_SURVEYED
         self._steps[type(event)](event, now)
         return out
 

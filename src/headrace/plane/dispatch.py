@@ -11,7 +11,7 @@ from headrace.model.ids import AttemptId, ModelName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
-from headrace.plane.machine import Machine
+from headrace.plane.machine import NOT_SURVEYED, Machine
 from headrace.plane.queues import NONE, Turn
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.predict.demand import output_limit
@@ -125,6 +125,7 @@ def _open_views(
     alone = {pool: wanted.prefill_alone_ns(facts.spec.profile) for pool, facts in serving.items()}
     holding = wanted.matches[-1][1] if wanted.matches else 0
     limit = settings.config.routing.candidates
+    fresh = m.surveyed[1] if m.surveyed[0] == live.request.id else {}
     nearby: list[ReplicaView] = []
     seen = 0
     rest: int | None = None
@@ -137,7 +138,7 @@ def _open_views(
             rest = (replica.rank >> 32) * 1_000
             break
         seen |= 1 << replica.slot
-        seen_as = view(replica, load, facts, wanted, now)
+        seen_as = fresh.get(replica.name) or view(replica, load, facts, wanted, now)
         if is_open(seen_as, blocks, gap):
             nearby.append(seen_as)
     for replica in fleet.holders(wanted.matches, seen):
@@ -176,6 +177,7 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
 
 def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:
     """Book an attempt and have it sent."""
+    m.surveyed = NOT_SURVEYED  # what was seen before this booking is no longer so
     settings, ledger, request = m.settings, m.state.ledger, live.request
     chosen = known.fleet.replicas[placement.replica]
     facts = settings.pools[chosen.pool]

@@ -262,6 +262,7 @@ def _survey(
         facts = serving.get(replica.pool)
         if facts is not None:
             views.append(view(replica, loads[replica.incarnation], facts, wanted, now))
+    m.surveyed = asked.request.id, {one.replica: one for one in views}
     live = [pool for pool in serving if pool in fleet.ready]
     largest = max(serving[pool].blocks_total for pool in live or serving)
     return sum(fleet.ready[pool] for pool in live), largest, tuple(views), rest

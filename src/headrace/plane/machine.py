@@ -6,7 +6,16 @@ from headrace.model.decision import Reason
 from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
 from headrace.model.effect import Concluded, Effect
 from headrace.model.engine import Usage
-from headrace.model.ids import ClassName, DecisionId, ModelName, PoolName, TenantId
+from headrace.model.evidence import ReplicaView
+from headrace.model.ids import (
+    ClassName,
+    DecisionId,
+    ModelName,
+    PoolName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
@@ -85,6 +94,10 @@ class Resolved:
         return found
 
 
+Survey = tuple[RequestId | None, dict[ReplicaName, ReplicaView]]
+NOT_SURVEYED: Survey = (None, {})
+
+
 class Machine:
     """One plane's state and what the present event makes it want."""
 
@@ -92,6 +105,9 @@ class Machine:
         """Take over a state, fresh or thawed."""
         self.state = state
         self.out: list[Effect] = []
+        self.surveyed = NOT_SURVEYED
+        """The request just decided on and the replicas as seen for it, until anything is booked:
+        most are sent in the same breath, and need not be looked at twice."""
         self.resolved: Resolved | None = None
         self.prefixes: dict[ModelName, PrefixIndex] = {}
         if state.config:
