@@ -144,6 +144,8 @@ class Replica:
         """
         self._live_to(now)
         batch = self._batch
+        if not batch.decodes and not batch.unreported:
+            return []
         # The segment goes on unsplit: reading it must not cost what accounting for it does.
         steps = batch.steps + self._done(now)
         moved: list[tuple[AttemptId, int]] = []

@@ -35,7 +35,7 @@ class Agenda(Generic[E]):
     def __init__(self) -> None:
         """Start empty."""
         self._made: dict[tuple[int, int], int] = {}
-        self._heap: list[tuple[InstantNs, int, int, int, E]] = []
+        self._heap: list[tuple[InstantNs, Kind, int, int, E]] = []
 
     def push(self, at: InstantNs, kind: Kind, entity: int, event: E) -> None:
         """Plan an event; its place among ties depends on its own entity alone."""
@@ -46,7 +46,7 @@ class Agenda(Generic[E]):
     def pop(self) -> tuple[InstantNs, Kind, int, E]:
         """Take the next event: (time, kind, entity, event)."""
         at, kind, entity, _, event = heappop(self._heap)
-        return at, Kind(kind), entity, event
+        return at, kind, entity, event
 
     def __len__(self) -> int:
         """Return how many events are planned."""
