@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 from headrace.model.ids import Incarnation, TenantId
 from headrace.plane.core import Plane
+from headrace.plane.ledger import Load
 from headrace.plane.queues import NONE, Backlog
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.routing.seconds import is_open
@@ -170,8 +171,7 @@ def over(plane: Plane) -> None:
     assert not state.ledger.holds
     assert not state.ledger.flights
     for load in state.ledger.loads.values():
-        assert not (load.attempts or load.blocks or load.decodes or load.context_tokens)
-        assert not (load.pending_prefill_ns or load.gaps)
+        assert load == Load()
     for quota in state.ledger.quotas.values():
         assert not quota.reserved
         assert not quota.parallel

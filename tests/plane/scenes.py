@@ -160,7 +160,9 @@ class Driver:
 
     def report(self, name: str, incarnation: int, **more: Any) -> list[Effect]:
         given: dict[str, Any] = {"observed_at": self.now} | more
-        snapshot = Snapshot(replica=ReplicaName(name), incarnation=Incarnation(incarnation), **given)
+        snapshot = Snapshot(
+            replica=ReplicaName(name), incarnation=Incarnation(incarnation), **given
+        )
         return self.tell(ReplicaReported(snapshot))
 
     def restart(self) -> list[Effect]:

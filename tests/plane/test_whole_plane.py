@@ -32,13 +32,10 @@ from headrace.model.event import (
 )
 from headrace.model.ids import (
     AttemptId,
-    ClassName,
     Incarnation,
-    ModelName,
     PoolName,
     ReplicaName,
     RequestId,
-    TenantId,
 )
 from headrace.model.meter import NO_STREAM
 from headrace.model.request import Request
@@ -101,7 +98,10 @@ OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
 class WholePlane(RuleBasedStateMachine):
     """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
 
-    @initialize(nth=st.integers(0, 3), pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3))
+    @initialize(
+        nth=st.integers(0, 3),
+        pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3),
+    )
     def begin(self, nth: int, pools: list[str]) -> None:
         self.segments: list[bytearray] = []
         self.plane = Plane()
@@ -185,56 +185,41 @@ class WholePlane(RuleBasedStateMachine):
     )
     def burst(self, burst: list[tuple[str, str, int, int, int | None]]) -> None:
         for tenant, slo_class, tokens, prefix, output in burst:
-            self.offer(tenant, "m", slo_class, tokens, output, prefix)
+            self.offer(
+                prefix,
+                tenant=tenant,
+                model="m",
+                slo_class=slo_class,
+                input_tokens=tokens,
+                max_output=output,
+            )
 
     @rule(
-        tenant=st.sampled_from(("a", "b", "c", "d", "stranger")),
-        model=st.sampled_from(("m", "m", "old", "n", "unknown")),
-        slo_class=st.sampled_from((None, "interactive", "tight", "batch", "odd")),
-        tokens=st.sampled_from((0, 1, 100, 20_000, 90_000)),
-        output=st.sampled_from((None, None, 1, 10**12)),
-        ttft=st.sampled_from((None, 50 * MS, 1_000 * S)),
-        gap=st.sampled_from((None, 1, 8 * MS)),
+        asked=st.fixed_dictionaries(
+            {
+                "tenant": st.sampled_from(("a", "b", "c", "d", "stranger")),
+                "model": st.sampled_from(("m", "m", "old", "n", "unknown")),
+                "slo_class": st.sampled_from((None, "interactive", "tight", "batch", "odd")),
+                "input_tokens": st.sampled_from((0, 1, 100, 20_000, 90_000)),
+                "max_output": st.sampled_from((None, None, 1, 10**12)),
+                "ttft_ns": st.sampled_from((None, 50 * MS, 1_000 * S)),
+                "gap_ns": st.sampled_from((None, 1, 8 * MS)),
+            }
+        )
     )
-    def arrive(
-        self,
-        tenant: str,
-        model: str,
-        slo_class: str | None,
-        tokens: int,
-        output: int | None,
-        ttft: int | None,
-        gap: int | None,
-    ) -> None:
-        self.offer(tenant, model, slo_class, tokens, output, ttft=ttft, gap=gap)
+    def arrive(self, asked: dict[str, Any]) -> None:
+        self.offer(**asked)
 
-    def offer(
-        self,
-        tenant: str,
-        model: str,
-        slo_class: str | None,
-        tokens: int,
-        output: int | None,
-        prefix: int = 0,
-        ttft: int | None = None,
-        gap: int | None = None,
-    ) -> None:
+    def offer(self, prefix: int = 0, **asked: Any) -> None:
         self.requests += 1
         request = RequestId(self.requests)
         self.offered.add(request)
-        asked = Request(
-            id=request,
-            tenant=TenantId(tenant),
-            model=ModelName(model),
-            input_tokens=Tokens(tokens),
-            max_output=None if output is None else Tokens(output),
-            slo_class=None if slo_class is None else ClassName(slo_class),
-            prefix=tuple(range(100 * (tokens % 3), 100 * (tokens % 3) + prefix)),
-            prefix_tokens=Tokens(256 if prefix else 0),
-            ttft_ns=None if ttft is None else DurationNs(ttft),
-            gap_ns=None if gap is None else DurationNs(gap),
-        )
-        self.tell(RequestArrived(asked))
+        first = 100 * (asked["input_tokens"] % 3)
+        chunks: dict[str, Any] = {
+            "prefix": tuple(range(first, first + prefix)),
+            "prefix_tokens": Tokens(256 if prefix else 0),
+        }
+        self.tell(RequestArrived(Request(id=request, **chunks, **asked)))
         assert request in self.over or request in self.plane.state.live
 
     @rule(nth=st.integers(0, 30))
@@ -309,7 +294,11 @@ class WholePlane(RuleBasedStateMachine):
     def up_again(self, back: int) -> None:
         """Repeat an old announcement: it changes nothing unless that life never was."""
         name, life, pool = self.lives[-1 - back % len(self.lives)]
-        known = {x.incarnation for m in self.plane.state.models.values() for x in m.fleet.replicas.values()}
+        known = {
+            x.incarnation
+            for m in self.plane.state.models.values()
+            for x in m.fleet.replicas.values()
+        }
         self.tell(
             ReplicaUp(replica=ReplicaName(name), incarnation=Incarnation(life), pool=PoolName(pool))
         )

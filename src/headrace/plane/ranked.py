@@ -47,6 +47,7 @@ class Ranked(Struct, Generic[K]):
         """Take a pair out and return its weight; it must be there."""
         pair = (key, ident)
         at = self._run_of(pair)
+        assert at < len(self.runs), f"{pair} is not there"
         run = self.runs[at]
         place = bisect_left(run, pair)
         assert run[place] == pair, f"{pair} is not there"

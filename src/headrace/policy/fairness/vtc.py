@@ -28,10 +28,10 @@ class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     revision: str = "vtc-1"
 
     def rates(self, profile: Profile) -> "Rates":
-        """Return the integer service of each kind of token for one profile."""
+        """Return the integer service of each kind of token for one profile; none to compute is free."""
         w_p, w_d = profile.service_weights()
-        uncached = w_p if self.input_weight is None else round(self.input_weight * MICRO)
-        output = w_d if self.output_weight is None else round(self.output_weight * MICRO)
+        uncached = w_p if self.input_weight is None else max(1, round(self.input_weight * MICRO))
+        output = w_d if self.output_weight is None else max(1, round(self.output_weight * MICRO))
         return Rates(uncached=uncached, cached=round(uncached * self.cached_weight), output=output)
 
 

@@ -1,0 +1,96 @@
+"""What one request costs: one record that every decider reads."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.model.deployment import ModelSpec, PoolSpec
+from headrace.model.ids import ModelName, RequestId, TenantId
+from headrace.model.request import Request
+from headrace.policy.predict.demand import demand, output_limit
+from headrace.units import Tokens, blocks_for
+from tests.plane.scenes import H100
+
+MODEL = ModelSpec(name="m", context_limit=10_000, output_limit=2_000, quantization="fp8")
+POOL = PoolSpec(name="p", model="m", profile=H100, revision="7")
+
+
+def asked(tokens: int, max_output: int | None = None, fan_out: int = 1, margin: int = 0) -> Request:
+    return Request(
+        id=RequestId(1),
+        tenant=TenantId("a"),
+        model=ModelName("m"),
+        input_tokens=Tokens(tokens),
+        max_output=None if max_output is None else Tokens(max_output),
+        fan_out=fan_out,
+        input_margin=Tokens(margin),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_output", "limit"),
+    [
+        (100, None, 2_000),
+        (100, 50, 50),
+        (100, 9_999, 2_000),
+        (9_500, None, 500),
+        (9_500, 400, 400),
+        (9_999, None, 1),
+        (99_999, None, 1),  # the contract gate refuses it; the arithmetic still holds
+        (100, 0, 1),
+    ],
+)
+def test_the_caller_the_model_and_the_context_cap_the_answer(
+    tokens: int, max_output: int | None, limit: int
+) -> None:
+    assert output_limit(asked(tokens, max_output), MODEL) == limit
+
+
+def test_a_forecast_is_capped_by_what_the_caller_allows() -> None:
+    free = demand(asked(100), MODEL, POOL, (200, 480))
+    assert (free.output_p50, free.output_p90) == (200, 480)
+    capped = demand(asked(100, 300), MODEL, POOL, (200, 480))
+    assert (capped.output_p50, capped.output_p90) == (200, 300)
+    tight = demand(asked(100, 20), MODEL, POOL, (200, 480))
+    assert (tight.output_p50, tight.output_p90) == (20, 20)
+
+
+def test_each_part_follows_its_formula() -> None:
+    found = demand(asked(1_000), MODEL, POOL, (200, 480))
+    assert found.prefill_ns == H100.prefill_ns(1_000, 0, 0, 0, 512)
+    assert found.work_p50_ns == H100.work_ns(1_000, 0, 200)
+    assert found.work_p90_ns == H100.work_ns(1_000, 0, 480)
+    assert found.kv_blocks == blocks_for(1_480) == 93
+    assert found.kv_bytes == 1_480 * 131_072
+    step = H100.decode_step_ns(256, 256 * 1_024)
+    assert found.residency_ns == found.prefill_ns + 200 * step
+    assert found.kv_byte_seconds == found.kv_bytes * found.residency_ns // 10**9
+    assert found.cached_tokens == 0, "prefix credit belongs to routing"
+
+
+def test_every_part_names_its_predictor() -> None:
+    found = demand(asked(1_000), MODEL, POOL, (200, 480))
+    assert (found.profile_revision, found.model_revision) == ("h100-8b-tp1", "7")
+    assert (found.quantization, found.input_revision) == ("fp8", "given")
+    assert found.output_revision
+    assert demand(asked(1_000, margin=5), MODEL, POOL, (1, 1)).input_revision == "estimate"
+
+
+def test_parallel_answers_cost_as_many_times() -> None:
+    one, three = (demand(asked(1_000, fan_out=n), MODEL, POOL, (200, 480)) for n in (1, 3))
+    assert three.work_p50_ns == 3 * one.work_p50_ns
+    assert three.kv_bytes == 3 * one.kv_bytes
+    assert three.kv_blocks == blocks_for(3 * 1_480)
+    assert three.fan_out == 3
+
+
+@given(st.integers(1, 9_000), st.integers(1, 2_000), st.integers(1, 2_000))
+def test_more_tokens_never_cost_less(tokens: int, p50: int, more: int) -> None:
+    small, large = (
+        demand(asked(n), MODEL, POOL, (p50, p50 + more)) for n in (tokens, tokens + 500)
+    )
+    assert small.work_p50_ns < large.work_p50_ns
+    assert small.prefill_ns <= large.prefill_ns
+    assert small.kv_blocks <= large.kv_blocks
+    assert small.work_p50_ns <= small.work_p90_ns
+    assert small.output_p50 <= small.output_p90
