@@ -227,6 +227,21 @@ def test_the_furthest_over_its_share_is_the_largest_counter_in_that_class() -> N
     assert Backlog().least() is None
 
 
+def test_of_equals_the_one_with_most_work_waiting_for_its_weight_is_furthest_over() -> None:
+    queue = Queue()
+    for _ in range(3):
+        queue.add("hog", 1)
+    queue.add("late", 100)
+    queue.add("zoe", 1)
+    assert queue.backlog.furthest_over(CHAT) == "hog"
+    for _ in range(8):
+        queue.add("rich", 1, weight=3)
+    assert queue.backlog.furthest_over(CHAT) == "hog", "80 / 3 is less than 30"
+    for _ in range(3):
+        queue.add("late", 100)
+    assert queue.backlog.furthest_over(CHAT) == "late", "lending or not"
+
+
 def test_weights_are_those_of_waiting_tenants() -> None:
     queue = Queue()
     first = queue.add("a", 1, weight=3)

@@ -5,12 +5,18 @@ the instants at which that ranking changes by time alone (work becomes urgent, o
 no counters (the ledger's), chooses no replica, and refuses nothing: it only says who is hopeless.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 from msgspec import Struct, field
 
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.plane.ranked import Ranked
 from headrace.policy.contracts import Order
 from headrace.units import InstantNs
+
+TIED = 64
+"""Tenants with equal turns that are compared when one must make room."""
 
 
 class ClassQueue(Struct):
@@ -203,14 +209,24 @@ class Backlog(Struct):
         return TenantId(urgent[1])
 
     def furthest_over(self, slo_class: ClassName) -> TenantId | None:
-        """Return the tenant with the largest turn that has something waiting in a class."""
-        best: tuple[int, str] | None = None
+        """Return the tenant with the largest turn that has something waiting in a class.
+
+        Of equals, as tenants lifted to the same counter are, the one with most work waiting for
+        its weight: it is furthest over as soon as that is served. `TIED` of them are compared.
+        """
+        best: tuple[int, int, str] | None = None
         for listing in (self.urgent, self.lending):
-            ranked = listing.get(slo_class)
-            last = ranked.last() if ranked is not None else None
-            if last is not None and (best is None or last > best):
-                best = last
-        return TenantId(best[1]) if best is not None else None
+            ranked: Iterable[tuple[int, str]] = ()
+            if slo_class in listing:
+                ranked = islice(listing[slo_class].backwards(), TIED)
+            for turn, name in ranked:
+                if best is not None and turn < best[0]:
+                    break
+                mine = self.tenants[TenantId(name)]
+                place = (turn, mine.classes[slo_class].work() // mine.weight, name)
+                if best is None or place > best:
+                    best = place
+        return TenantId(best[2]) if best is not None else None
 
     def _listing(self, slo_class: ClassName, *, urgent: bool) -> Ranked[str]:
         listing = self.urgent if urgent else self.lending
