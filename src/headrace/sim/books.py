@@ -145,6 +145,16 @@ def settled_service(world: World) -> dict[tuple[ModelName, TenantId], int]:
     return settled
 
 
+def ready_is_what_was_told(world: World) -> None:
+    """INV-9: the plane takes for ready exactly the lives it was told of."""
+    believed = {
+        replica.name: replica.incarnation
+        for known in world.plane.state.models.values()
+        for replica in known.fleet.replicas.values()
+    }
+    hold(world, "INV-9", believed == world.announced, f"{believed=} {world.announced=}")
+
+
 def bounds_hold(world: World) -> None:
     """INV-12: no queue is longer, and no replica has more on board, than is declared."""
     deployment, state = world.scenario.deployment, world.plane.state

@@ -19,6 +19,7 @@ from headrace.sim.books import (
     ledger_matches_live,
     loads_match_flights,
     quota_matches_holds,
+    ready_is_what_was_told,
     requests_are_conserved,
     settled_service,
     times_are_causal,
@@ -78,6 +79,7 @@ class Checker:
         ledger_matches_live(world)
         loads_match_flights(world)
         quota_matches_holds(world)
+        ready_is_what_was_told(world)
         bounds_hold(world)
         self._service_never_falls(world)
 

@@ -243,8 +243,7 @@ class World:
         snapshot = self.engines.report(entity, event, self.now)
         if snapshot is None:
             return
-        rng = stream(self.seed, "report", entity, self.now)
-        for delay in self._deliveries(rng.random(), rng.random(), rng.random()):
+        for delay in self._deliveries(entity):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
         if self._left_to_offer or self.plane.state.live:
             period = ms(self.scenario.deployment.reports.poll_ms)
@@ -252,10 +251,12 @@ class World:
 
     # Faults ----------------------------------------------------------------------------------
 
-    def _deliveries(self, lost: float, twice: float, late: float) -> tuple[int, ...]:
+    def _deliveries(self, entity: int) -> tuple[int, ...]:
         """Return after how long one snapshot arrives: not at all, once or twice."""
         for fault in self.scenario.faults:
             if isinstance(fault, Reports):
+                rng = stream(self.seed, "report", entity, self.now)
+                lost, twice, late = rng.random(), rng.random(), rng.random()
                 delay = seconds(late * fault.delay_s)
                 if lost < fault.lost:
                     return ()
@@ -348,7 +349,7 @@ class World:
     def _conclude(self, row: Concluded) -> None:
         """Keep a request's row; after a restart an old one may be concluded again, and is not."""
         if row.request in self.concluded:
-            assert self.epoch, f"{row.request} concluded twice"
+            assert self.epoch, f"INV-10 at {self.now}: {row.request} concluded twice"
             return
         self.concluded[row.request] = row
         if row.work_ns:

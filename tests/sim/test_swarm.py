@@ -1,0 +1,95 @@
+"""Drawn worlds keep every invariant, with faults and after them."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headrace.model.decision import Reason
+from headrace.model.slo import Outcome
+from headrace.sim.faults import Crash, Reports, Restart
+from headrace.sim.swarm import REQUESTS_MAX, SwarmResult, draw, run, run_many
+from headrace.units import seconds
+from tests.sim.scenes import profile
+
+SEEDS = Path(__file__).with_name("seeds.txt")
+KINDS = ("crash", "leavers", "report late", "report lost", "report twice", "restart", "slow")
+
+
+def kept() -> list[int]:
+    """Return the seeds that once failed."""
+    lines = [line for line in SEEDS.read_text().splitlines() if not line.startswith("#")]
+    found = [line.split(maxsplit=1) for line in lines if line.strip()]
+    assert all(len(parts) == 2 for parts in found), "each seed has its reason"
+    return [int(parts[0]) for parts in found]
+
+
+@pytest.fixture(scope="module")
+def found() -> SwarmResult:
+    """Return what forty new worlds showed; it would not, had an invariant broken."""
+    return run_many(range(100, 140), profile())
+
+
+def test_new_seeds_are_clean(found: SwarmResult) -> None:
+    assert found.seeds == 40
+    assert found.steps > found.requests > 40 * 300
+    assert set(found.faults) >= set(KINDS)
+    assert min(found.outcomes[name] for name in ("success", "error", "client_cancel", "timeout"))
+
+
+@pytest.mark.parametrize("seed", kept())
+def test_a_seed_that_once_failed_is_clean(seed: int) -> None:
+    drawn, world, checker = run(seed, profile())
+    assert checker.steps > drawn.rows == world.offered
+
+
+def test_each_kind_of_fault_is_drawn_often_enough() -> None:
+    drawn = [draw(seed, profile())[0] for seed in range(300)]
+    kinds = Counter(kind for one in drawn for kind in one.faults)
+    assert {kind for kind in KINDS if kinds[kind] < 20} == set()
+    quiet = sum(not one.faults for one in drawn)
+    assert 90 < quiet < 150  # noise hides quiet bugs
+    sizes = [one.rows for one in drawn]
+    assert min(sizes) > 0
+    assert max(sizes) <= REQUESTS_MAX
+    assert sum(sizes) > 300 * 300
+
+
+def test_once_faults_are_over_the_backlog_drains() -> None:
+    """Whoever is left waiting is served, unless nothing that may serve it came back."""
+    drained = 0
+    for seed in range(140, 160):
+        drawn, world, _ = run(seed, profile())  # the checker demands it of every request: INV-11
+        faults = drawn.scenario.faults
+        broke = [f.at_s for f in faults if isinstance(f, Crash | Restart)]
+        if not broke:
+            continue
+        after = seconds(max(broke))
+        later = [row for row in world.concluded.values() if row.ended_at > after]
+        drained += sum(row.outcome is Outcome.SUCCESS for row in later)
+        assert not [row for row in later if row.request in world.cut_off and len(world.announced)]
+    assert drained > 500
+
+
+def test_lost_reports_alone_stop_nobody() -> None:
+    """Unknown is neither zero nor full: without a single report work is still served."""
+    for seed in range(400):
+        drawn, _ = draw(seed, profile())
+        faults = drawn.scenario.faults
+        if len(faults) == 1 and isinstance(faults[0], Reports) and faults[0].lost == 1.0:
+            break
+    _, world, _ = run(seed, profile())
+    assert world.plane.state.ignored.get("report", 0) == 0
+    served = [row for row in world.concluded.values() if row.outcome is Outcome.SUCCESS]
+    assert len(served) > 50
+    assert not [row for row in world.concluded.values() if row.reason is Reason.REPLICA_LOST]
+
+
+def test_a_failing_seed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(seed: int, _: object) -> None:
+        raise AssertionError(f"INV-0 in {seed}")
+
+    monkeypatch.setattr("headrace.sim.swarm.run", broken)
+    with pytest.raises(AssertionError, match="INV-0 in 7") as failed:
+        run_many(range(7, 9), profile())
+    assert failed.value.__notes__ == ["reproduce: headrace swarm --seed 7"]
