@@ -1,0 +1,317 @@
+"""Each fault does what its description says, and the plane sees no more of it than it would live."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.model.decision import Reason
+from headrace.model.deployment import TenantSpec
+from headrace.model.effect import Cancel, Dispatch, Effect
+from headrace.model.event import (
+    CallerLeft,
+    Ended,
+    FirstToken,
+    ReplicaDown,
+    ReplicaReported,
+    ReplicaUp,
+)
+from headrace.model.ids import AttemptId, RequestId, TenantId
+from headrace.model.slo import Outcome
+from headrace.plane.core import Plane
+from headrace.plane.journal import Checkpoint, Record, frames
+from headrace.plane.streams import EPOCH_BITS
+from headrace.sim.faults import Crash, Leavers, Reports, Restart, Slow
+from headrace.sim.scenario import rows_of
+from headrace.sim.world import World
+from headrace.trace.mix import Fixed
+from headrace.trace.row import TraceRow
+from headrace.units import InstantNs, seconds
+from tests.sim.scenes import Ran, burst, deployment, run, scenario, source
+
+LONG = Fixed(input=400, output=300)  # about two seconds on an idle replica
+
+
+def at(when_s: float) -> InstantNs:
+    """Return an instant of the run."""
+    return InstantNs(seconds(when_s))
+
+
+def one_replica() -> list[TraceRow]:
+    """Return ten answers that are under way from the start."""
+    return burst(10, made=600)
+
+
+def crashed(fault: Crash, *, replicas: int = 1) -> Ran:
+    """Return a run of ten long answers and one later request around a crash."""
+    rows = [*one_replica(), *burst(1, at_s=4.0)]
+    return run(scenario(config=deployment(replicas), faults=[fault]), 0, rows)
+
+
+def test_a_crash_breaks_streams_at_once_and_is_noticed_later() -> None:
+    ran = crashed(Crash(replica=0, at_s=1.0, noticed_after_s=0.5))
+    assert {row.ended_at for row in ran.rows(reason=Reason.UPSTREAM_ERROR)} == {at(1.0)}
+    assert len(ran.rows(reason=Reason.UPSTREAM_ERROR, outcome=Outcome.ERROR)) == 10
+    (down,) = [r for r in ran.records() if isinstance(r.event, ReplicaDown)]
+    assert down.now == at(1.5)
+    assert ran.row(11).reason is Reason.NO_READY_REPLICA  # it stays away
+
+
+def test_a_silent_crash_is_felt_when_it_is_noticed() -> None:
+    ran = crashed(Crash(replica=0, at_s=1.0, noticed_after_s=0.5, streams_break=False))
+    lost = ran.rows(reason=Reason.REPLICA_LOST, outcome=Outcome.ERROR)
+    assert len(lost) == 10
+    assert {row.ended_at for row in lost} == {at(1.5)}
+    assert not ran.events(Ended)
+
+
+def test_what_is_sent_to_a_replica_that_died_unnoticed_is_lost() -> None:
+    fault = Crash(replica=0, at_s=1.0, noticed_after_s=5.0)
+    rows = [*burst(2, made=10), *burst(2, at_s=3.0)]
+    ran = run(scenario(config=deployment(1), faults=[fault]), 0, rows)
+    assert [row.outcome for row in ran.rows()[:2]] == [Outcome.SUCCESS] * 2
+    assert [row.reason for row in ran.rows()[2:]] == [Reason.REPLICA_LOST] * 2
+    assert {row.ended_at for row in ran.rows()[2:]} == {at(6.0)}
+
+
+def test_a_replica_comes_back_in_another_life() -> None:
+    ran = crashed(Crash(replica=0, at_s=1.0, back_after_s=2.0))
+    first, second = ran.events(ReplicaUp)
+    assert first.replica == second.replica
+    assert second.incarnation > first.incarnation
+    assert ran.row(11).outcome is Outcome.SUCCESS
+    (node,) = ran.world.nodes
+    assert [life.output_tokens > 0 for life in node.past] == [True, True]
+    assert node.past[1].output_tokens == 50  # the one after the crash alone
+    assert node.up_ns == ran.world.now - at(2.0)
+
+
+def test_a_life_may_begin_before_the_last_ones_end_is_known() -> None:
+    fault = Crash(replica=0, at_s=1.0, noticed_after_s=2.0, streams_break=False, back_after_s=0.1)
+    ran = crashed(fault)
+    lost = ran.rows(reason=Reason.REPLICA_LOST)
+    assert {row.ended_at for row in lost} == {at(1.1)}  # the new life says it
+    assert ran.world.plane.state.ignored["down"] == 1
+    assert ran.row(11).outcome is Outcome.SUCCESS
+
+
+def test_a_crash_touches_no_other_replica() -> None:
+    ran = crashed(Crash(replica=1, at_s=1.0), replicas=2)
+    lost = ran.rows(outcome=Outcome.ERROR)
+    assert {row.replica for row in lost} == {"pool-1"}
+    others = [row for row in ran.rows() if row.replica == "pool-0"]
+    assert len(others) >= 5
+    assert {row.outcome for row in others} == {Outcome.SUCCESS}
+
+
+def test_a_crash_of_what_is_down_changes_nothing() -> None:
+    once = Crash(replica=0, at_s=1.0)
+    rows = one_replica()
+    one, two = (
+        run(scenario(config=deployment(1), faults=faults), 0, rows)
+        for faults in ([once], [once, replace(once, at_s=1.5)])
+    )
+    assert one.journal == two.journal
+
+
+def test_a_slow_replica_is_slower_and_the_plane_is_not_told() -> None:
+    rows = burst(8, made=200)
+    quiet = scenario(config=deployment(2), noise_percent=0.0)
+    ran = run(replace(quiet, faults=(Slow(replica=1, factor=3.0),)), 0, rows)
+    tpot = {
+        name: {row.indicators.tpot_ns() or 0 for row in ran.rows(replica=name) if row.indicators}
+        for name in ("pool-0", "pool-1")
+    }
+    slow, fast = max(tpot["pool-1"]), max(tpot["pool-0"])
+    assert slow == pytest.approx(3 * fast, rel=0.05)
+    assert ran.records()[0] == run(quiet, 0, rows).records()[0]  # its configuration
+
+
+def test_a_slow_replica_gets_less_to_do() -> None:
+    even = run(scenario(source(rate=60.0), rows=400))
+    ran = run(scenario(source(rate=60.0), rows=400, faults=[Slow(replica=1, factor=5.0)]))
+    share = [len(one.rows(replica="pool-1")) / 400 for one in (even, ran)]
+    assert share[0] == pytest.approx(0.5, abs=0.1)
+    assert share[1] < share[0] - 0.1
+
+
+def reports(ran: Ran) -> list[tuple[int, int, str]]:
+    """Return (told at, observed at, replica) of each report."""
+    return [
+        (record.now, record.event.snapshot.observed_at, record.event.snapshot.replica)
+        for record in ran.records()
+        if isinstance(record.event, ReplicaReported)
+    ]
+
+
+def test_reports_come_at_their_period() -> None:
+    told = reports(run(scenario(rows=100)))
+    assert all(when == seen for when, seen, _ in told)
+    mine = [when for when, _, replica in told if replica == "pool-0"]
+    assert mine == [n * at(1.0) for n in range(len(mine))]
+    assert len(mine) > 5
+
+
+def test_lost_reports_do_not_come() -> None:
+    whole, half, none = (
+        len(reports(run(scenario(rows=300, faults=[Reports(lost=lost)]))))
+        for lost in (0.0, 0.5, 1.0)
+    )
+    assert none == 0
+    assert 0.3 * whole < half < 0.7 * whole
+
+
+def test_repeated_reports_are_ignored() -> None:
+    ran = run(scenario(rows=300, faults=[Reports(twice=1.0)]))
+    seen = Counter(observed for _, observed, name in reports(ran) if name == "pool-0")
+    assert set(seen.values()) == {2}
+    assert ran.world.plane.state.ignored["report"] == len(reports(ran)) // 2
+
+
+def test_late_reports_are_ignored_once_newer_ones_were_seen() -> None:
+    ran = run(scenario(rows=300, faults=[Reports(delay_s=4.0)]))
+    late = [when - seen for when, seen, _ in reports(ran)]
+    assert max(late) > at(2.0)
+    newest: dict[str, int] = {}
+    stale = 0
+    for _, seen, replica in reports(ran):
+        stale += newest.get(replica, -1) >= seen
+        newest[replica] = max(newest.get(replica, -1), seen)
+    assert ran.world.plane.state.ignored["report"] == stale > 5
+
+
+def test_a_dead_lifes_last_report_is_ignored() -> None:
+    faults = (Reports(delay_s=3.0), Crash(replica=0, at_s=2.5, noticed_after_s=0.0))
+    ran = run(scenario(rows=100, faults=faults))
+    after = [name for when, _, name in reports(ran) if when > at(2.5)]
+    assert "pool-0" in after
+    assert "pool-0" not in {
+        r for m in ran.world.plane.state.models.values() for r in m.fleet.replicas
+    }
+
+
+def test_callers_leave_in_every_phase() -> None:
+    one = scenario(
+        source("a", 400.0, lengths=LONG),
+        config=deployment(1),
+        rows=800,
+        faults=[Leavers(share=0.5, within_s=3.0)],
+    )
+    attempts: dict[RequestId, AttemptId] = {}
+    cancelled: set[AttemptId] = set()
+
+    def watch(_: World, effects: Sequence[Effect]) -> None:
+        attempts.update({e.request: e.attempt for e in effects if isinstance(e, Dispatch)})
+        cancelled.update(e.attempt for e in effects if isinstance(e, Cancel))
+
+    World(one, rows_of(one, 0), 0, after=watch).run()
+    ran = run(one)
+    started = {event.attempt for event in ran.events(FirstToken)}
+    left = ran.rows(outcome=Outcome.CLIENT_CANCEL)
+    queued = [row for row in left if row.request not in attempts]
+    sent = [attempts[row.request] for row in left if row.request in attempts]
+    assert len(queued) > 10
+    assert len([attempt for attempt in sent if attempt not in started]) > 3
+    assert len([attempt for attempt in sent if attempt in started]) > 10
+    assert cancelled == set(sent)  # whoever was sent is stopped
+    asked = {event.request for event in ran.events(CallerLeft)}
+    assert asked >= {row.request for row in left}
+
+
+def test_who_has_its_answer_does_not_leave_any_more() -> None:
+    ran = run(scenario(rows=60, faults=[Leavers(share=1.0, within_s=30.0)]))
+    over = {row.request for row in ran.rows(outcome=Outcome.SUCCESS)}
+    assert len(over) > 30
+    assert over.isdisjoint(event.request for event in ran.events(CallerLeft))
+
+
+LIMITS = (TenantSpec(name="a", tpm_limit=100_000), TenantSpec(name="b"))
+
+
+@pytest.fixture(scope="module")
+def restarted() -> Ran:
+    """Return a run whose driver dies at 6 s and comes back from what it was at 5 s."""
+    config = deployment(1, tenants=LIMITS)
+    sources = source("a", 15.0, lengths=LONG), source("b", 4.0)
+    fault = Restart(at_s=6.0, checkpoint_age_s=1.0)
+    return run(scenario(*sources, config=config, rows=250, faults=[fault]))
+
+
+def life(ran: Ran, nth: int) -> tuple[Checkpoint, list[Record]]:
+    """Return one life of the driver: what it began with, and its records."""
+    head, *rest = frames(ran.segments[nth])
+    assert isinstance(head, Checkpoint)
+    return head, [record for record in rest if isinstance(record, Record)]
+
+
+def test_a_restart_cuts_every_stream(restarted: Ran) -> None:
+    cut = restarted.rows(reason=Reason.RESTARTED)
+    assert {row.ended_at for row in cut} == {at(6.0)}
+    assert {row.outcome for row in cut} == {Outcome.ERROR}
+    assert len(cut) > 5
+    _, after = life(restarted, 1)
+    sent = {r.event.attempt for r in after if isinstance(r.event, FirstToken | Ended)}
+    assert min(sent) > 1 << EPOCH_BITS  # nothing of the old life is heard of again
+
+
+def test_what_came_after_the_checkpoint_falls_with_the_driver(restarted: Ran) -> None:
+    arrived = [row for row in restarted.rows() if at(5.0) < row.entry.arrived_at < at(6.0)]
+    fell = [row for row in arrived if row.reason is Reason.RESTARTED]
+    assert fell
+    assert {row.entry.work_ns for row in fell} == {0}  # nobody remembers what it would have been
+
+
+def test_a_restart_keeps_budgets_counters_and_lessons(restarted: Ran) -> None:
+    head, after = life(restarted, 1)
+    assert head.resumed
+    state = Plane.thaw(head.state).state
+    assert state.now == pytest.approx(at(5.0), abs=at(0.2))
+    bucket = state.ledger.quotas[TenantId("a")].tokens
+    assert bucket is not None
+    assert bucket.level < bucket.limit // 2
+    counters = next(iter(state.ledger.counters.values())).values
+    assert min(counters[TenantId(name)] for name in "ab") > 0
+    assert state.outputs.windows
+    again = Plane.thaw(head.state)
+    again.handle(after[0].event, now=after[0].now)
+    assert next(iter(again.state.ledger.counters.values())).values.keys() == counters.keys()
+    assert again.state.outputs.windows == state.outputs.windows
+
+
+def test_service_goes_on_after_a_restart(restarted: Ran) -> None:
+    served = [row for row in restarted.rows(outcome=Outcome.SUCCESS) if row.ended_at > at(6.0)]
+    assert len(served) > 20
+    assert restarted.world.epoch == 1
+    assert len(restarted.rows()) == 250
+
+
+def test_what_ended_after_the_checkpoint_keeps_its_first_outcome(restarted: Ran) -> None:
+    between = [
+        row
+        for row in restarted.rows(outcome=Outcome.SUCCESS)
+        if at(5.0) < row.ended_at <= at(6.0) and row.entry.arrived_at < at(5.0)
+    ]
+    assert between  # the thawed plane ended these anew, as lost
+
+
+def test_a_replica_that_is_up_is_announced_again_in_the_same_life(restarted: Ran) -> None:
+    before, after = (
+        [r.event for r in life(restarted, nth)[1] if isinstance(r.event, ReplicaUp)]
+        for nth in (0, 1)
+    )
+    assert before == after
+
+
+def test_what_cannot_end_in_time_is_cut_off() -> None:
+    ran = run(scenario(config=deployment(1), drain_s=1.0), 0, burst(5, made=2_000), check=False)
+    assert len(ran.world.cut_off) == 5
+    assert {row.outcome for row in ran.rows()} == {Outcome.CLIENT_CANCEL}
+    assert {row.ended_at for row in ran.rows()} == {ran.world.now}
+
+
+def test_a_world_without_requests_ends_at_once() -> None:
+    ran = run(scenario(), 0, [])
+    assert ran.rows() == []
+    assert len(ran.events(ReplicaReported)) == 2  # each says hello once
+    assert ran.world.now == 0
