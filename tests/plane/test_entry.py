@@ -1,17 +1,19 @@
 """At the door: what admission was shown, what was reserved, and who had to make room."""
 
+from typing import Any
+
 import pytest
 
 from headrace.model.decision import Admit, Reason, Reject
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
-from headrace.model.effect import Concluded, Decided, Dispatch, Fail, Refuse
+from headrace.model.effect import Concluded, Decided, Dispatch, Fail
 from headrace.model.ids import ClassName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.ledger import Bucket
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.ordering.orders import Fifo
 from headrace.units import InstantNs, Tokens
-from tests.plane.scenes import H100, MS, S, Driver, config, patient, small, usage
+from tests.plane.scenes import H100, MS, Driver, S, config, patient, small, usage
 
 AUDIT = Gates(mode=GateMode.AUDIT)
 
@@ -68,7 +70,7 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
         ({"max_output": 10**12}, Reason.OUTPUT_TOO_LONG),
     ],
 )
-def test_contract_faults_conclude_at_once(asked: dict[str, object], reason: Reason) -> None:
+def test_contract_faults_conclude_at_once(asked: dict[str, Any], reason: Reason) -> None:
     settings = config(
         models=(ModelSpec(name="m"), ModelSpec(name="n")),
         pools=(
@@ -82,7 +84,7 @@ def test_contract_faults_conclude_at_once(asked: dict[str, object], reason: Reas
         ),
     )
     made = Driver(settings)
-    made.arrive(**asked)  # type: ignore[arg-type]
+    made.arrive(**asked)
     assert [row.reason for row in made.rows()] == [reason]
     assert [refused.rejection.reason for refused in made.refused()] == [reason]
     tallies = made.plane.state.accounts.tallies
@@ -107,7 +109,8 @@ def test_the_class_is_the_one_asked_for_else_the_tenants_first(
 ) -> None:
     tenants = (TenantSpec(name="a"), TenantSpec(name="b", classes=("batch", "interactive")))
     made = Driver(config(tenants=tenants))
-    request = made.arrive(tenant, **({} if asked is None else {"slo_class": asked}))
+    more: dict[str, Any] = {} if asked is None else {"slo_class": asked}
+    request = made.arrive(tenant, **more)
     assert made.live(request).slo_class == expected
 
 
@@ -123,8 +126,8 @@ def test_a_caller_may_tighten_its_bounds_and_never_widen_them() -> None:
 # Quota ---------------------------------------------------------------------------------------
 
 
-def limited(**limits: int) -> Driver:
-    tenants = (TenantSpec(name="a", **limits), TenantSpec(name="b"))  # type: ignore[arg-type]
+def limited(**limits: Any) -> Driver:
+    tenants = (TenantSpec(name="a", **limits), TenantSpec(name="b"))
     return Driver(config(tenants=tenants), replicas=4)
 
 
@@ -185,7 +188,10 @@ def test_a_repeat_after_the_wait_that_was_told_is_taken() -> None:
 def test_what_waits_with_an_earlier_key_is_the_work_ahead() -> None:
     settings = config(
         pools=(PoolSpec(name="p", model="m", profile=small(8_192, running=1)),),
-        classes=(ClassSpec(name="chat", ttft_ms=60_000.0), ClassSpec(name="slow", ttft_ms=90_000.0)),
+        classes=(
+            ClassSpec(name="chat", ttft_ms=60_000.0),
+            ClassSpec(name="slow", ttft_ms=90_000.0),
+        ),
         admission=AUDIT,
     )
     made = Driver(settings)
@@ -274,7 +280,7 @@ def test_an_inexact_count_widens_the_margin() -> None:
 # Room ----------------------------------------------------------------------------------------
 
 
-def crowded(**more: object) -> Driver:
+def crowded(**more: Any) -> Driver:
     settings = config(
         pools=(PoolSpec(name="p", model="m", profile=small(8_192, running=1)),),
         classes=(patient(queue=3, **more),),
@@ -343,7 +349,7 @@ def test_first_come_first_served_ends_nothing_for_being_late() -> None:
     made = Driver(config(admission=AUDIT, ordering=Fifo()))
     request = made.arrive(ttft_ns=1)
     made.wait(100 * S)
-    assert made.live(request)
+    assert request in made.plane.state.live
     assert not made.failed()
 
 

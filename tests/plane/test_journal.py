@@ -127,7 +127,9 @@ def test_editing_any_one_record_names_its_index(field: str) -> None:
 
 def test_a_field_changed_inside_an_event_names_its_index() -> None:
     segments = life()
-    arrivals = [n for n, one in enumerate(records(segments)) if isinstance(one.event, RequestArrived)]
+    arrivals = [
+        n for n, one in enumerate(records(segments)) if isinstance(one.event, RequestArrived)
+    ]
     for at in arrivals:
 
         def change(nth: int, one: Record) -> Record:

@@ -30,7 +30,6 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
         mark = (int(turn.request), known.fleet.version)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
             if _place(m, model, known, turn, now):
-                blocked = NONE
                 continue
             known.stuck[turn.slo_class] = mark
         blocked |= m.settings.sharing(model, turn.slo_class)
@@ -215,7 +214,6 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     chosen.last_used = known.fleet.dispatches
     known.fleet.rerank(chosen, load, facts)
     if request.prefix_tokens:
-        known.fleet.version += 1  # whoever shares the prefix needs less prefill there now
         m.prefixes[live.model].remember(
             chosen, request.prefix, request.prefix_tokens, facts.prefix_capacity
         )

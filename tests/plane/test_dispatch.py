@@ -1,0 +1,288 @@
+"""Work that waits is sent as soon as a replica is open for it: no wake-up is lost."""
+
+from typing import Any
+
+import pytest
+
+from headrace.model.decision import Reason
+from headrace.model.deployment import ClassSpec, PoolSpec, TenantSpec
+from headrace.model.ids import TenantId
+from headrace.model.slo import Outcome
+from headrace.plane.state import Phase
+from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.catalog import Window
+from headrace.policy.ordering.orders import Fifo
+from headrace.units import InstantNs
+from tests.plane import invariants
+from tests.plane.scenes import H100, MS, Driver, S, config, patient, small
+
+AUDIT = Gates(mode=GateMode.AUDIT)
+ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+
+
+def waiting(made: Driver) -> list[int]:
+    return [i for i, live in made.plane.state.live.items() if live.phase is Phase.QUEUED]
+
+
+def test_what_waits_goes_when_the_one_before_it_shows_its_first_token() -> None:
+    made = Driver(config(classes=(patient(),)))
+    first, second = made.arrive(tokens=9_000), made.arrive(tokens=9_000)
+    assert waiting(made) == [second]
+    made.first(made.live(first).attempt)
+    assert waiting(made) == []
+
+
+@pytest.mark.parametrize("how", ["end", "leave", "down", "up"])
+def test_what_waits_goes_when_room_is_made(how: str) -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=(patient(),)), replicas=0)
+    life = made.up("r0")
+    first, second = made.arrive(), made.arrive()
+    assert waiting(made) == [second]
+    if how == "end":
+        made.end(made.live(first).attempt, Outcome.ERROR)
+    elif how == "leave":
+        made.leave(first)
+    else:
+        if how == "down":
+            made.down("r0", life)
+        made.up("r1")
+    assert waiting(made) == []
+
+
+def test_when_the_next_one_leaves_the_queue_the_one_behind_it_is_tried() -> None:
+    made = Driver(config(classes=(patient(),)))
+    busy = made.arrive("a", 4_000)
+    large = made.arrive("b", 12_000)
+    small_ = made.arrive("c", 100)
+    made.first(made.live(busy).attempt)
+    made.arrive("a", 1_000)
+    assert waiting(made)
+    made.leave(large)
+    invariants.hold(made.plane, made.now)
+    assert small_ not in waiting(made)
+
+
+def test_when_the_next_one_expires_the_one_behind_it_is_tried() -> None:
+    settings = config(
+        pools=(PoolSpec(name="p", model="m", profile=small(8_192)),),
+        classes=(ClassSpec(name="chat", ttft_ms=2_000.0), patient()),
+        admission=AUDIT,
+    )
+    made = Driver(settings)
+    made.arrive("a", 6_000, slo_class="patient")
+    made.arrive("b", 7_000, slo_class="chat")
+    behind = made.arrive("c", 100, slo_class="patient")
+    invariants.hold(made.plane, made.now)
+    made.wait(5 * S)
+    assert [f.reason for f in made.failed()] == [Reason.EXPIRED]
+    invariants.hold(made.plane, made.now)
+    assert behind in made.plane.state.live
+
+
+def test_a_tick_that_changes_whose_turn_it_is_lets_the_next_one_try() -> None:
+    """The first in turn does not fit; its tenant's stream outgrows its forecast; the next fits."""
+    made = Driver(
+        config(pools=(PoolSpec(name="p", model="m", profile=small(16_384)),), classes=(patient(),))
+    )
+    stream = made.arrive("a", 2_000)
+    made.first(made.live(stream).attempt)
+    other = made.arrive("b", 6_000)
+    made.first(made.live(other).attempt)
+    large = made.arrive("a", 12_000)
+    little = made.arrive("b", 300)
+    assert waiting(made) == [large, little]
+    made.tick((made.live(stream).attempt, 2_500))
+    invariants.hold(made.plane, made.now)
+    assert waiting(made) == [large]
+
+
+def own_pools() -> Driver:
+    settings = config(
+        pools=(
+            PoolSpec(name="chat", model="m", profile=small(8_192, running=1), classes=("chat",)),
+            PoolSpec(name="batch", model="m", profile=small(8_192, running=1), classes=("batch",)),
+        ),
+        classes=(patient(name="chat"), patient(name="batch")),
+        tenants=tuple(TenantSpec(name=f"t{nth:03}") for nth in range(200)),
+    )
+    made = Driver(settings, replicas=0)
+    made.up("c0", "chat")
+    made.up("b0", "batch")
+    return made
+
+
+def test_a_class_that_waits_does_not_keep_another_from_its_own_idle_pool() -> None:
+    made = own_pools()
+    made.arrive("t000", 100, slo_class="chat")
+    stuck = made.arrive("t001", 100, slo_class="chat")
+    free = made.arrive("t002", 100, slo_class="batch")
+    assert waiting(made) == [stuck]
+    assert made.live(free).replica == "b0"
+
+
+def test_nor_do_any_number_of_tenants_that_wait() -> None:
+    made = own_pools()
+    for nth in range(150):
+        made.arrive(f"t{nth:03}", 100, slo_class="chat")
+    free = made.arrive("t199", 100, slo_class="batch")
+    assert made.live(free).replica == "b0"
+
+
+def test_each_class_remembers_for_itself_that_nothing_opened() -> None:
+    made = own_pools()
+    for slo_class in ("chat", "batch", "chat", "batch"):
+        made.arrive("t000", 100, slo_class=slo_class)
+    stuck = dict(made.known.stuck)
+    made.arrive("t001", 100, slo_class="batch")
+    assert set(stuck) == {"chat", "batch"}
+    assert waiting(made) == [3, 4, 5]
+    invariants.hold(made.plane, made.now)
+
+
+def test_what_shares_a_prefix_follows_it_at_once() -> None:
+    """What shares the prefix of a prompt on its way needs little prefill behind it."""
+    prefix: dict[str, Any] = {"prefix": tuple(range(4)), "prefix_tokens": 1_000}
+    made = Driver(config(classes=(patient(),)))
+    made.arrive("a", 4_100, **prefix)
+    stranger = made.arrive("c", 4_100)
+    assert waiting(made) == [stranger]
+    made.leave(stranger)
+    follower = made.arrive("b", 4_100, **prefix)
+    assert waiting(made) == []
+    assert made.routes()[-1].placement.cached_tokens == 4_000
+    assert made.live(follower).replica == "r0"
+
+
+def test_a_closed_replica_is_passed_over_without_a_view_only_if_it_is_closed() -> None:
+    made = Driver(config(classes=(patient(),), window=Window(prefill_ms=300.0)), replicas=30)
+    for nth in range(120):
+        made.arrive("abc"[nth % 3], 500 + 531 * (nth % 17), prefix=(nth % 5,), prefix_tokens=480)
+        invariants.hold(made.plane, made.now)
+        if nth % 4 == 3:
+            flights = [a for a, f in made.plane.state.ledger.flights.items() if not f.streaming]
+            made.first(flights[nth % len(flights)])
+            invariants.hold(made.plane, made.now)
+
+
+def test_a_timer_that_is_due_relists_and_the_next_one_lies_ahead() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME))
+    for tenant in "aabb":
+        made.arrive(tenant, 1_000)
+    while (when := made.plane.next_timer()) is not None:
+        assert when > made.now
+        made.now = when
+        made.plane.handle_timer(now=when)
+    assert len(made.plane.state.live) == 1
+
+
+def test_an_early_timer_is_harmless() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME))
+    made.arrive()
+    made.arrive()
+    before = made.plane.freeze()
+    assert made.plane.handle_timer(now=made.now) == []
+    assert made.plane.freeze() == before
+
+
+def test_an_event_after_the_deadline_sees_it_expired_even_if_no_timer_fired() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME))
+    first = made.arrive()
+    late = made.arrive()
+    made.now = InstantNs(10 * S)
+    made.end(made.live(first).attempt, Outcome.ERROR)
+    assert [(f.request, f.reason) for f in made.failed()][-1] == (late, Reason.EXPIRED)
+    assert not made.plane.state.live
+
+
+def test_a_class_that_does_not_expire_is_relegated_and_served_last() -> None:
+    keeps = ClassSpec(name="keeps", ttft_ms=1_000.0, expire=False)
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=(keeps,)))
+    first = made.arrive("a", 100)
+    late = made.arrive("a", 100)
+    made.wait(3 * S)
+    fresh = made.arrive("a", 100)
+    assert made.live(late).late
+    made.serve(first)
+    assert waiting(made) == [late]
+    made.serve(fresh)
+    assert made.sent()[-1].request == late
+    assert made.sent()[-1].relegated
+
+
+def test_a_lent_turn_is_written_down() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME))
+    first = made.arrive("a", 100)
+    made.arrive("b", 100, slo_class="batch")
+    made.arrive("a", 100)
+    made.first(made.live(first).attempt)
+    made.tick((made.live(first).attempt, 1_000))
+    made.end(made.live(first).attempt)
+    route = made.routes()[-1]
+    assert (route.tenant, route.evidence.lent) == ("a", True)
+    assert route.evidence.least_counter < route.evidence.tenant_counter
+
+
+def test_the_counter_that_travels_is_the_one_before_the_charge() -> None:
+    made = Driver(replicas=2)
+    made.arrive()
+    made.arrive()
+    first, second = made.sent()
+    assert first.counter == 0
+    assert first.weight == 4
+    assert second.counter == made.counter("a") // 2
+
+
+def test_a_full_pool_holds_back_and_never_overbooks() -> None:
+    made = Driver(
+        config(pools=(PoolSpec(name="p", model="m", profile=small(4_096)),), classes=(patient(),))
+    )
+    for _ in range(6):
+        live = made.live(made.arrive(tokens=600))
+        if live.attempt is not None:
+            made.first(live.attempt)
+        load = made.plane.state.ledger.loads[live_incarnation(made)]
+        total = made.routes()[0].evidence.replicas[0].blocks_total
+        assert load.blocks <= total
+    assert waiting(made)
+
+
+def live_incarnation(made: Driver) -> Any:
+    return next(iter(made.plane.state.ledger.loads))
+
+
+def test_ties_are_spread_evenly_among_the_tied() -> None:
+    made = Driver(replicas=8)
+    for _ in range(24):
+        made.serve(made.arrive(tokens=100))
+    places = made.places()
+    assert {name: places.count(name) for name in set(places)} == {f"r{n}": 3 for n in range(8)}
+
+
+def test_first_come_first_served_serves_in_order_of_arrival() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME, ordering=Fifo(), classes=(patient(),)))
+    order = [made.arrive(tenant, 100 + 10 * nth) for nth, tenant in enumerate("aabacb")]
+    for request in order:
+        assert made.sent()[-1].request == request
+        made.serve(request)
+
+
+def test_work_is_shared_by_weight_while_both_wait() -> None:
+    tenants = (TenantSpec(name="a", weight=3), TenantSpec(name="b"))
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=(patient(),), tenants=tenants))
+    for _ in range(100):
+        made.arrive("a", 500)
+        made.arrive("b", 500)
+    for _ in range(80):
+        made.serve(made.sent()[-1].request, output=50)
+    served = [row.tenant for row in made.rows()]
+    assert served.count(TenantId("a")) == pytest.approx(60, abs=2)
+
+
+def test_a_long_prompt_waits_for_an_idle_engine_and_then_goes() -> None:
+    made = Driver(config(classes=(patient(),)))
+    little = made.arrive(tokens=100)
+    large = made.arrive(tokens=60_000)
+    assert H100.prefill_ns(60_000, 0, 0, 0, 512) > 150 * MS
+    assert waiting(made) == [large]
+    made.first(made.live(little).attempt)
+    assert waiting(made) == [], "nothing is being prefilled there, and the step holds every gap"

@@ -1,0 +1,216 @@
+"""A configuration may change under live work: it goes on, or ends with its reason."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.model.decision import Reason
+from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.effect import Effect
+from headrace.model.ids import TenantId
+from headrace.model.slo import Outcome
+from headrace.plane.core import Plane
+from headrace.plane.state import Phase
+from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.ordering.orders import Fifo, TenantFirst
+from tests.plane import invariants
+from tests.plane.scenes import H100, Driver, S, config, patient, small, usage
+
+ONE = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+CHAT = ClassSpec(name="chat", ttft_ms=20_000.0)
+
+
+def settings(**changes: Any) -> PlaneConfig:
+    given: dict[str, Any] = {"pools": ONE, "classes": (CHAT, patient())}
+    return config(**(given | changes))
+
+
+def change(made: Driver, **changes: Any) -> list[Effect]:
+    effects = made.configure(settings(**changes), revision=2)
+    invariants.hold(made.plane, made.now)
+    content = made.plane.freeze()
+    assert Plane.thaw(content).freeze() == content
+    return effects
+
+
+def busy(**changes: Any) -> Driver:
+    """Return a plane with one request on its way and three waiting."""
+    made = Driver(settings(**changes))
+    for tenant, tokens in (("a", 300), ("b", 900), ("a", 600), ("c", 300)):
+        made.arrive(tenant, tokens)
+    assert [live.phase for live in made.plane.state.live.values()] == [
+        Phase.DISPATCHED, Phase.QUEUED, Phase.QUEUED, Phase.QUEUED,
+    ]  # fmt: skip
+    return made
+
+
+def served(made: Driver) -> list[int]:
+    """Serve all, and return the order in which they were sent."""
+    while made.plane.state.live:
+        made.serve(made.sent()[-1].request)
+    return [effect.request for effect in made.sent()]
+
+
+def test_the_same_configuration_again_changes_nothing_that_matters() -> None:
+    one, two = busy(), busy()
+    assert change(one) == []
+    assert served(one) == served(two)
+
+
+@pytest.mark.parametrize("back_to", [TenantFirst(), TenantFirst(lend_after_ms=100.0)])
+def test_another_order_lists_what_waits_anew_and_expires_nothing(back_to: TenantFirst) -> None:
+    """Keys of one order mean nothing to another: arrival numbers are no instants."""
+    made = busy(ordering=Fifo())
+    assert change(made, ordering=back_to) == []
+    assert [live.late for live in made.plane.state.live.values()] == [False] * 4
+    assert served(made)[0] == 1
+    made = busy()
+    assert change(made, ordering=Fifo()) == []
+    assert served(made) == [1, 2, 3, 4]
+
+
+def test_what_was_relegated_is_judged_anew() -> None:
+    keeps = replace(CHAT, expire=False)
+    made = busy(classes=(keeps,))
+    made.wait(30 * S)
+    assert [live.late for live in made.plane.state.live.values()] == [False, True, True, True]
+    change(made, classes=(keeps,), ordering=Fifo())
+    assert not any(live.late for live in made.plane.state.live.values())
+    change(made, classes=(keeps,))
+    assert [live.late for live in made.plane.state.live.values()] == [False, True, True, True]
+    change(made)
+    assert {f.reason for f in made.failed()} == {Reason.EXPIRED}, "the class now expires"
+
+
+def test_a_wider_window_lets_what_waits_go_at_once() -> None:
+    pools = (PoolSpec(name="p", model="m", profile=H100),)
+    made = Driver(settings(pools=pools))
+    made.arrive("a", 5_000)
+    made.arrive("b", 5_000)
+    assert len(made.sent()) == 1
+    change(made, pools=pools, window=Window(prefill_ms=1_000.0))
+    assert len(made.sent()) == 2
+
+
+def test_a_larger_engine_lets_what_waits_go_at_once() -> None:
+    made = busy()
+    change(made, pools=(PoolSpec(name="p", model="m", profile=small(65_536, running=9)),))
+    assert len(made.sent()) > 1
+
+
+def test_new_weights_count_from_now_on() -> None:
+    made = busy()
+    change(
+        made, tenants=(TenantSpec(name="a", weight=7), TenantSpec(name="b"), TenantSpec(name="c"))
+    )
+    assert made.known.backlog.weights == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "gone", "reason"),
+    [
+        ({"tenants": (TenantSpec(name="a"), TenantSpec(name="c"))}, [2], Reason.TENANT_UNKNOWN),
+        ({"classes": (patient(),)}, [2, 3, 4], Reason.CLASS_NOT_ALLOWED),
+        (
+            {"pools": (PoolSpec(name="p", model="m", profile=H100, classes=("patient",)),)},
+            [2, 3, 4],
+            Reason.CLASS_NOT_ALLOWED,
+        ),
+    ],
+)
+def test_who_waits_for_something_gone_fails_with_its_reason(
+    changes: dict[str, Any], gone: list[int], reason: Reason
+) -> None:
+    made = busy()
+    change(made, **changes)
+    assert [(f.request, f.reason) for f in made.failed()] == [(nth, reason) for nth in gone]
+    rows = {row.request: row for row in made.rows()}
+    assert all(rows[nth].outcome is Outcome.ERROR for nth in gone if nth in rows)  # type: ignore[index]
+    assert 1 in made.plane.state.live, "what was sent ends under the revision it began with"
+    made.end(made.live(1).attempt, usage=usage(300, 7), timing=made.timing(7))
+    row = next(row for row in made.rows() if row.request == 1)
+    assert row.outcome is Outcome.SUCCESS
+    assert row.work_ns > 0
+    for request in list(made.plane.state.live):
+        made.leave(request)
+    invariants.over(made.plane)
+
+
+def test_a_pool_that_is_gone_takes_its_replicas_with_it() -> None:
+    made = busy()
+    change(made, pools=(PoolSpec(name="other", model="m", profile=H100),))
+    assert [(f.request, f.reason) for f in made.failed()] == [(1, Reason.REPLICA_LOST)]
+    assert not made.known.fleet.replicas
+    assert not made.plane.state.ledger.loads
+    made.up("r0", "other")
+    assert len(made.sent()) > 1, "the rest waits for the pool that came instead"
+
+
+@pytest.mark.parametrize(
+    "models",
+    [(ModelSpec(name="n"),), (ModelSpec(name="n", aliases=("m",)),)],
+    ids=["gone", "now an alias"],
+)
+def test_a_model_that_is_gone_ends_all_its_work(models: tuple[ModelSpec, ...]) -> None:
+    made = busy()
+    change(made, models=models, pools=(PoolSpec(name="p", model="n", profile=H100),))
+    reasons = [(f.request, f.reason) for f in made.failed()]
+    assert reasons == [(1, Reason.REPLICA_LOST), *((n, Reason.MODEL_UNKNOWN) for n in (2, 3, 4))]
+    invariants.over(made.plane)
+    made.restart()
+    change(made)
+    made.up("r9")
+    assert made.arrive("a") in made.plane.state.live
+
+
+def test_an_event_of_a_model_that_is_gone_is_ignored() -> None:
+    made = busy()
+    attempt = made.live(1).attempt
+    change(
+        made, models=(ModelSpec(name="n"),), pools=(PoolSpec(name="p", model="n", profile=H100),)
+    )
+    made.first(attempt)
+    made.end(attempt)
+    made.report("r0", 1)
+    made.down("r0", 1)
+    assert made.plane.state.ignored == {"first_token": 1, "ended": 1, "report": 1, "down": 1}
+
+
+def test_requests_keep_the_revision_and_the_bounds_they_began_with() -> None:
+    made = busy()
+    bounds = made.live(2).bounds
+    change(made, classes=(replace(CHAT, ttft_ms=1.0), patient()))
+    assert made.live(2).bounds == bounds
+    assert not made.failed()
+    served(made)
+    assert {record.policy_revision for record in made.routes()} == {1}
+    made.arrive("a")
+    assert made.entries()[-1].policy_revision == 2
+
+
+def test_a_new_limit_binds_the_next_request() -> None:
+    made = busy()
+    tenants = (
+        TenantSpec(name="a", max_parallel_requests=2),
+        TenantSpec(name="b"),
+        TenantSpec(name="c"),
+    )
+    change(made, tenants=tenants)
+    made.arrive("a")
+    assert [r.rejection.reason for r in made.refused()] == [Reason.CONCURRENCY]
+    assert made.plane.state.ledger.quotas[TenantId("a")].parallel == 2
+
+
+def test_a_pool_whose_model_does_not_exist_gets_no_replica() -> None:
+    made = Driver(settings(pools=(*ONE, PoolSpec(name="lost", model="nowhere", profile=H100))))
+    made.up("r5", "lost")
+    assert made.plane.state.ignored == {"up": 1}
+
+
+def test_a_class_with_no_pool_left_still_values_what_it_served() -> None:
+    made = busy()
+    only = (PoolSpec(name="p", model="m", profile=small(65_536, running=1), classes=("patient",)),)
+    change(made, pools=only)
+    made.end(made.live(1).attempt, usage=usage(300, 7), timing=made.timing(7))
+    assert made.rows()[-1].work_ns == small(65_536, running=1).work_ns(300, 0, 7)
