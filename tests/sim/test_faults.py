@@ -313,5 +313,5 @@ def test_what_cannot_end_in_time_is_cut_off() -> None:
 def test_a_world_without_requests_ends_at_once() -> None:
     ran = run(scenario(), 0, [])
     assert ran.rows() == []
-    assert len(ran.events(ReplicaReported)) == 2  # each says hello once
+    assert len(ran.events(ReplicaUp)) == 2
     assert ran.world.now == 0

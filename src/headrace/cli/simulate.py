@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from msgspec.structs import replace
 
-from headrace.adapters.journal.ring import JournalRing
-from headrace.cli.errors import OK
+from headrace.adapters.journal.ring import JournalRing, segment_paths
+from headrace.cli.errors import OK, fail
 from headrace.model.evidence import DecisionRecord
 from headrace.policy.catalog import canonical
 from headrace.report.beside import side_by_side
@@ -58,7 +58,12 @@ JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to
 Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a file.")]
 Loads = Annotated[
     tuple[float, ...],
-    Parameter(name="--load", negative=(), help="Offered rate as a multiple; may be given again."),
+    Parameter(
+        name="--load",
+        negative=(),
+        validator=validators.Number(gt=0, lte=1_000),
+        help="Offered rate as a multiple; may be given again.",
+    ),
 ]
 Besides = Annotated[
     tuple[Beside, ...], Parameter(name="--beside", negative=(), help="Also run this policy.")
@@ -86,6 +91,8 @@ def simulate(  # noqa: PLR0913 - a command's options
     With several seeds, loads or policies each combination is run on its own trace of that seed and
     load, which all policies share. Journal and decision log are those of the first run.
     """
+    if journal is not None and any(segment_paths(journal)):
+        return fail(f"{journal}: holds a journal already")
     scenario = load_scenario(file)
     folders = trace_folders(file)
     runs: list[tuple[RunRecord, float]] = []
@@ -141,10 +148,6 @@ def _write(
     runs: list[tuple[RunRecord, float]], json: str | None, html: Path | None, *, swept: bool
 ) -> None:
     told = [(summarise(run), factor) for run, factor in runs]
-    if json == "-":
-        sys.stdout.write(_text(told))
-    else:
-        _print(told)
     if json is not None and json != "-":
         Path(json).write_text(_text(told), encoding="utf-8")
     if html is not None:
@@ -154,6 +157,10 @@ def _write(
         )
         html.write_text(page, encoding="utf-8")
         _progress(f"report: {html}")
+    if json == "-":
+        sys.stdout.write(_text(told))
+    else:
+        _print(told)
 
 
 def _swept(points: list[SweepPoint], *, swept: bool) -> list[SweepPoint] | None:

@@ -5,13 +5,13 @@ import traceback
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from headrace.cli.errors import FAILED, OK
 from headrace.config.profiles import load_profile
 from headrace.sim import swarm as worlds
 
-Count = Annotated[int, Parameter(help="How many seeds to run.")]
+Count = Annotated[int, Parameter(validator=validators.Number(gt=0), help="How many seeds to run.")]
 Seed = Annotated[int | None, Parameter(help="Run this seed alone and print what was drawn.")]
 Start = Annotated[int, Parameter(name="--from", help="First seed.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]

@@ -1,8 +1,10 @@
 """`headrace verify` and `headrace decisions verify`: does the record follow from what happened?"""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from headrace.adapters.journal.ring import segments
@@ -13,6 +15,8 @@ from headrace.plane.journal import verify as replay
 from headrace.report.decisions import BadLog, verify_decisions
 from headrace.report.decisions import Verified as DecisionsVerified
 
+_SHOWN_MAX = 80
+
 Journal = Annotated[Path, Parameter(help="A journal's folder, or one of its segment files.")]
 Log = Annotated[Path, Parameter(help="A decision log, JSON lines.")]
 
@@ -22,7 +26,7 @@ def verify(journal: Journal, /) -> int:
     if not journal.exists():
         return fail(f"{journal}: no such file or directory")
     try:
-        found = replay(segments(journal))
+        found = replay(_segments(journal))
     except JournalError as broken:
         return fail(f"{journal}: {broken}")
     if isinstance(found, JournalVerified):
@@ -34,6 +38,16 @@ def verify(journal: Journal, /) -> int:
     return FAILED
 
 
+def _segments(journal: Path) -> Iterator[bytes]:
+    """Yield a journal's segments; raises `JournalError` if there is nothing of one."""
+    empty = True
+    for content in segments(journal):
+        empty = empty and not content
+        yield content
+    if empty:
+        raise JournalError("holds no journal")
+
+
 def decisions(log: Log, /) -> int:
     """Make every decision of a log again from its evidence; ends with 1 if one differs."""
     try:
@@ -43,5 +57,14 @@ def decisions(log: Log, /) -> int:
     if isinstance(found, DecisionsVerified):
         print(f"{log}: {found.count} decisions follow from their evidence")
         return OK
-    print(f"{log}: {found}")
+    print(
+        f"{log}: line {found.line} (decision {found.decision_id}) differs in {found.field}: "
+        f"{_shown(found.recorded)} was recorded, {_shown(found.recomputed)} follows"
+    )
     return FAILED
+
+
+def _shown(value: object) -> str:
+    """Return a value as JSON, shortened to fit a line."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -107,12 +107,12 @@ class World:
     # Running ---------------------------------------------------------------------------------
 
     def run(self) -> "World":
-        """Run to the end and return itself."""
+        """Run until everything offered has ended, and return itself."""
         self._begin()
         last = self.rows[-1].at if self.rows else 0
         end = last + seconds(self.scenario.drain_s)
         agenda = self._agenda
-        while len(agenda):
+        while len(agenda) and (self._left_to_offer or self.plane.state.live):
             at, kind, entity, event = agenda.pop()
             if at > end:
                 break
