@@ -74,8 +74,7 @@ class Meter(Struct):
         else:
             gap = now - self.last_at
             counts[gap_bucket(gap)] += 1
-            if gap > self.max_gap_ns:
-                self.max_gap_ns = gap
+            self.max_gap_ns = max(self.max_gap_ns, gap)
             if gap > self.bound_ns:
                 self.gaps_over += 1
         counts[0] += tokens - 1

@@ -1,8 +1,10 @@
-"""How many work-seconds does a replica complete per second while work waits?
+"""At what rate does queued work drain: work-seconds per second and replica, while work waits?
 
 Never taken from a queueing formula (DEM-2): starts from the pool's declared rate and is replaced by
-what was completed in the spans in which something was waiting, forgetting with a few seconds' half
-life. Idle spans teach nothing, since they measure demand.
+what drained in the spans in which something was waiting, forgetting with a few seconds' half life.
+Idle spans teach nothing, since they measure demand. Work counts at its first token with the amount
+that was predicted for it, so that a bias of the prediction is in the backlog and in the rate alike
+and cancels in the wait.
 """
 
 from msgspec import Struct
@@ -21,11 +23,11 @@ class Rate(Struct):
     """The measured work rate of one replica of a model, in millionths."""
 
     done_ns: int = 0
-    """Replica work completed in measured spans, decayed."""
+    """Predicted work of first tokens in measured spans, decayed."""
     time_ns: int = 0
     """Replica time of those spans, decayed."""
     fresh_ns: int = 0
-    """Work completed since the last tick."""
+    """Predicted work of first tokens since the last tick."""
     at: InstantNs = InstantNs(0)
     """The last tick."""
     waiting: bool = False
