@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.model.decision import Admit, Reason, Reject
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Dispatch, Fail
 from headrace.model.ids import ClassName, TenantId
 from headrace.model.slo import Outcome
+from headrace.plane.accounts import Accounts, Tally
 from headrace.plane.ledger import Bucket
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.ordering.orders import Fifo
@@ -385,3 +387,12 @@ def test_tallies_are_by_tenant_and_class() -> None:
     assert mine.met_work_ns == H100.work_ns(1_000, 0, 5)
     other = tallies[TenantId("b")][ClassName("batch")]
     assert (other.offered, other.admitted, other.outcomes) == (1, 1, {})
+
+
+def test_who_left_before_a_decision_was_not_refused() -> None:
+    made = Driver()
+    made.arrive(tokens=0)
+    row = replace(made.rows()[0], reason=None)
+    tally = Tally(offered=1)
+    Accounts().conclude(tally, row)
+    assert (tally.left_before, tally.rejected) == (1, {})

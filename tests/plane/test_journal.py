@@ -286,3 +286,15 @@ def test_the_event_that_broke_a_plane_is_the_last_of_its_journal() -> None:
     assert isinstance(wrong, Differs)
     assert wrong.index == len(records(made.written())) - 1
     assert "arrived twice" in wrong.why
+
+
+def test_code_that_no_longer_breaks_on_an_event_is_a_difference() -> None:
+    segments = life()
+    last = len(records(segments)) - 1
+
+    def change(nth: int, one: Frame) -> Frame:
+        return msgspec.structs.replace(one, digest=b"") if nth == last else one
+
+    wrong = verify(edited(segments, change))
+    assert isinstance(wrong, Differs)
+    assert (wrong.index, wrong.why) == (last, "the plane broke on this event; this code does not")

@@ -14,6 +14,7 @@ from headrace.plane.core import Plane
 from headrace.plane.state import Phase
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.ordering.orders import Fifo, TenantFirst
+from headrace.units import InstantNs
 from tests.plane import invariants
 from tests.plane.scenes import H100, Driver, S, config, patient, small, usage
 
@@ -37,6 +38,7 @@ def change(made: Driver, **changes: Any) -> list[Effect]:
 def busy(**changes: Any) -> Driver:
     """Return a plane with one request on its way and three waiting."""
     made = Driver(settings(**changes))
+    made.now = InstantNs(100 * S)
     for tenant, tokens in (("a", 300), ("b", 900), ("a", 600), ("c", 300)):
         made.arrive(tenant, tokens)
     assert [live.phase for live in made.plane.state.live.values()] == [

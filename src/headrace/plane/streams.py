@@ -49,8 +49,6 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
         known.rate.tick(now, replicas, waiting=bool(known.backlog.size))
     for model in dict.fromkeys(model for model, _ in grown):
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
-    for model in dict.fromkeys(model for model, _ in grown):
-        dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
 
 def ended(m: Machine, event: Ended, now: InstantNs) -> None:
