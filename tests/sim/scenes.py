@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from headrace.config.profiles import load_profile
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
@@ -19,7 +18,7 @@ from headrace.sim.checks import Checker
 from headrace.sim.faults import Fault
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
-from headrace.trace.mix import Fixed, Lengths, Lognormal, Mix, Poisson, SharedPrefix, TenantSource
+from headrace.trace.mix import Lengths, Lognormal, Mix, Poisson, SharedPrefix, TenantSource
 from headrace.trace.row import TraceRow
 from headrace.units import InstantNs, Tokens, seconds
 
@@ -168,11 +167,3 @@ def run(
     if check:
         checker.finish(world)
     return Ran(world, [bytes(part) for part in segments], decisions, checker)
-
-
-def with_faults(one: Scenario, *faults: Fault) -> Scenario:
-    """Return a scenario in which something goes wrong."""
-    return replace(one, faults=faults)
-
-
-__all__ = ["CHAT", "PROMPT", "Fixed", "Ran", "burst", "deployment", "profile", "run", "scenario"]
