@@ -96,6 +96,19 @@ def test_a_tick_that_changes_whose_turn_it_is_lets_the_next_one_try() -> None:
     assert waiting(made) == [large]
 
 
+def test_a_newcomer_that_ends_at_once_may_still_free_the_way_for_others() -> None:
+    """On its arrival its tenant's overdue head is seen, which stood before another's request."""
+    made = Driver(config(classes=(ClassSpec(name="chat"), patient()), admission=AUDIT))
+    made.arrive("c", 4_000, slo_class="patient")
+    large = made.arrive("a", 9_000, slo_class="chat")
+    behind = made.arrive("b", 300, slo_class="patient")
+    assert waiting(made) == [large, behind]
+    made.now = InstantNs(5 * S)
+    newcomer = made.arrive("a", 9_000, slo_class="chat", ttft_ns=1)
+    assert {f.request for f in made.failed()} == {large, newcomer}
+    assert waiting(made) == []
+
+
 def own_pools() -> Driver:
     settings = config(
         pools=(

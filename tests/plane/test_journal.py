@@ -1,6 +1,10 @@
 """A journal replays to what was, and says where it does not."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -298,3 +302,21 @@ def test_code_that_no_longer_breaks_on_an_event_is_a_difference() -> None:
     wrong = verify(edited(segments, change))
     assert isinstance(wrong, Differs)
     assert (wrong.index, wrong.why) == (last, "the plane broke on this event; this code does not")
+
+
+def test_hash_seeds_do_not_show() -> None:
+    """No set is iterated where its order could show: strings hash differently in each process."""
+    script = "from tests.plane.test_journal import life; print(b''.join(life(3_000)).hex())"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) > 10_000

@@ -384,7 +384,7 @@ class WholePlane(RuleBasedStateMachine):
 
 TestWholePlane = WholePlane.TestCase
 TestWholePlane.settings = settings(
-    max_examples=60,
+    max_examples=250,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
