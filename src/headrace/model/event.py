@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
-from headrace.model.meter import StreamTiming
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 
@@ -26,6 +26,8 @@ class CallerLeft(Struct, frozen=True, tag="left", gc=False):
     """The caller is gone: queued, before the first byte or mid-stream."""
 
     request: RequestId
+    timing: StreamTiming = NO_STREAM
+    """What its stream had shown by then: a slow stream does not look better for being left."""
 
 
 class FirstToken(Struct, frozen=True, tag="first", gc=False):
@@ -63,6 +65,8 @@ class ReplicaDown(Struct, frozen=True, kw_only=True, tag="down", gc=False):
 
     replica: ReplicaName
     incarnation: Incarnation
+    timings: tuple[tuple[AttemptId, StreamTiming], ...] = ()
+    """What the streams it held had shown by then, as far as the driver knows."""
 
 
 class ReplicaReported(Struct, frozen=True, tag="report", gc=False):

@@ -108,7 +108,7 @@ class Plane:
             dispatch.run(machine, model, machine.state.models[model], now)
 
     def _left(self, event: CallerLeft, now: InstantNs) -> None:
-        streams.caller_left(self._machine, event.request, now)
+        streams.caller_left(self._machine, event, now)
 
     def _first_token(self, event: FirstToken, now: InstantNs) -> None:
         streams.first_token(self._machine, event.attempt, now)

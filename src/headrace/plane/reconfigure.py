@@ -39,7 +39,7 @@ def _retire(m: Machine, fresh: Resolved, now: InstantNs) -> None:
         pools = {facts.spec.name for facts in kept}
         for replica in list(known.fleet.replicas.values()):
             if replica.pool not in pools:
-                streams.lose(m, model, known, replica.name, now)
+                streams.lose(m, known, replica.name, now)
     for live in list(m.state.live.values()):
         reason = _homeless(fresh, live) if live.phase is Phase.QUEUED else None
         if reason is not None:

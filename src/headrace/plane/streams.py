@@ -3,8 +3,16 @@
 from headrace.model.decision import Reason
 from headrace.model.effect import Cancel, Fail
 from headrace.model.engine import Snapshot, Usage
-from headrace.model.event import Ended, ProgressTick, ReplicaDown, ReplicaUp, Restarted
-from headrace.model.ids import AttemptId, ModelName, ReplicaName, RequestId, TenantId
+from headrace.model.event import (
+    CallerLeft,
+    Ended,
+    ProgressTick,
+    ReplicaDown,
+    ReplicaUp,
+    Restarted,
+)
+from headrace.model.ids import AttemptId, ModelName, ReplicaName, TenantId
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.slo import Outcome
 from headrace.plane import dispatch
 from headrace.plane.fleet import was_reset
@@ -70,19 +78,20 @@ def ended(m: Machine, event: Ended, now: InstantNs) -> None:
     dispatch.run(m, live.model, known, now)
 
 
-def caller_left(m: Machine, request: RequestId, now: InstantNs) -> None:
+def caller_left(m: Machine, event: CallerLeft, now: InstantNs) -> None:
     """Nobody waits for this answer: free what it holds, in whatever phase it is."""
-    live = m.state.live.get(request)
+    live, timing = m.state.live.get(event.request), event.timing
     if live is None:
         m.ignore("left")
         return
     known = m.state.models[live.model]
     if live.phase is Phase.QUEUED:
         dispatch.leave(m, live, known, now)
+        timing = NO_STREAM
     else:
         _cancel(m, known, live)
-        _close(m, known, live)
-    m.conclude(live, now, Outcome.CLIENT_CANCEL)
+        _close(m, known, live, seen=timing.tokens)
+    m.conclude(live, now, Outcome.CLIENT_CANCEL, timing=timing)
     dispatch.run(m, live.model, known, now)
 
 
@@ -109,7 +118,7 @@ def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:
         if present.incarnation > event.incarnation:
             m.ignore("up")
             return
-        lose(m, other, theirs, event.replica, now)
+        lose(m, theirs, event.replica, now)
         if other != model:
             dispatch.run(m, other, theirs, now)
     m.state.ledger.open_load(event.incarnation)
@@ -122,7 +131,7 @@ def replica_down(m: Machine, event: ReplicaDown, now: InstantNs) -> None:
     for model, known in m.state.models.items():
         present = known.fleet.replicas.get(event.replica)
         if present is not None and present.incarnation == event.incarnation:
-            lose(m, model, known, event.replica, now)
+            lose(m, known, event.replica, now, event.timings)
             _farewell(m, event)
             dispatch.run(m, model, known, now)
             return
@@ -174,7 +183,7 @@ def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
         m.conclude(live, now, Outcome.ERROR, reason=Reason.RESTARTED)
     for model, known in state.models.items():
         for name in list(known.fleet.replicas):
-            _remove(m, model, known, name)
+            _remove(m, known, name)
     state.attempts = event.epoch << EPOCH_BITS
 
 
@@ -183,24 +192,29 @@ EPOCH_BITS = 40
 
 
 def lose(
-    m: Machine, model: ModelName, known: ModelState, name: ReplicaName, now: InstantNs
+    m: Machine,
+    known: ModelState,
+    name: ReplicaName,
+    now: InstantNs,
+    timings: tuple[tuple[AttemptId, StreamTiming], ...] = (),
 ) -> None:
-    """End every attempt of a replica and its books."""
+    """End every attempt of a replica, with what its stream had shown, and the replica's books."""
     incarnation = known.fleet.replicas[name].incarnation
-    flights = m.state.ledger.flights
-    for flight in [f for f in flights.values() if f.incarnation == incarnation]:
-        live = m.state.live[flight.request]
-        _close(m, known, live)
+    flights, shown = m.state.ledger.flights, dict(timings)
+    for attempt in [a for a, f in flights.items() if f.incarnation == incarnation]:
+        live = m.state.live[flights[attempt].request]
+        timing = shown.get(attempt, NO_STREAM)
+        _close(m, known, live, seen=timing.tokens)
         m.out.append(
             Fail(request=live.request.id, decision=live.decision, reason=Reason.REPLICA_LOST)
         )
-        m.conclude(live, now, Outcome.ERROR, reason=Reason.REPLICA_LOST)
-    _remove(m, model, known, name)
+        m.conclude(live, now, Outcome.ERROR, reason=Reason.REPLICA_LOST, timing=timing)
+    _remove(m, known, name)
 
 
-def _remove(m: Machine, model: ModelName, known: ModelState, name: ReplicaName) -> None:
+def _remove(m: Machine, known: ModelState, name: ReplicaName) -> None:
     replica = known.fleet.leave(name)
-    m.prefixes[model].forget(replica)
+    m.prefixes[ModelName(m.settings.pools[replica.pool].spec.model)].forget(replica)
     m.state.ledger.close_load(replica.incarnation)
 
 
