@@ -1,5 +1,6 @@
 """What every test runs under: repeatable property tests, and data that may be absent."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from tests.support import require_service
 # failure. To explore further: pytest --hypothesis-profile=default.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_configure() -> None:
+    """Say that there is no event loop yet, so that nobody who merely asks for one makes one.
+
+    looptime asks before every test, and before Python 3.14 the first to ask is given a new loop that
+    nobody closes; whichever later test it is collected in then fails.
+    """
+    asyncio.set_event_loop(None)
 
 
 def data_path() -> Path:

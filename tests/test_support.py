@@ -1,5 +1,7 @@
 """A missing service skips a test, unless it was promised."""
 
+import asyncio
+
 import pytest
 
 from tests.conftest import data_path
@@ -41,3 +43,8 @@ def test_a_wrong_data_folder_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("HEADRACE_DATA", "no/such/folder")
     with pytest.raises(pytest.fail.Exception, match="names no directory"):
         data_path()
+
+
+def test_nobody_is_given_a_loop_for_merely_asking() -> None:
+    with pytest.raises(RuntimeError, match="no current event loop"):
+        asyncio.get_event_loop()
