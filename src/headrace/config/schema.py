@@ -37,10 +37,12 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body_limit_bytes: Annotated[int, Meta(ge=1_024, le=256 * MIB)] = 8 * MIB
     """Longest request body, in bytes. 8 MiB: a million tokens of four letters, with room for JSON."""
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """Requests open at once, streams included; beyond, 503 at once. 10,000: more than one
-    process can stream to; it bounds memory, and admission does the deciding."""
+    """Requests open at once, streams included, and as many whose body is still on its way;
+    beyond, 503 at once. 10,000: more than one process can stream to; it bounds memory, and
+    admission does the deciding."""
     header_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
-    """Seconds a caller may take to send a request's head. 10: slow links pass, idlers do not."""
+    """Seconds a caller may take to send a request's head, and again its body and each MiB of
+    it; beyond, 408. 10: slow links pass, idlers do not."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """Seconds that running streams get to finish at shutdown. 30: Kubernetes' grace period."""
     trusted_replay: bool = False

@@ -16,11 +16,14 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.http import (
+    HEAD_BYTES_MAX,
     CallerGoneError,
     Receive,
     Scope,
     Send,
     TooLargeError,
+    TooSlowError,
+    head_bytes,
     read_body,
     watching,
 )
@@ -52,6 +55,21 @@ class RefusedError(Exception):
         self.fault = fault
 
 
+class _Slots:
+    """So many requests at once; one more is refused."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+
+    def __enter__(self) -> None:
+        if not self._free:
+            raise RefusedError(edge(Edge.OPEN_REQUESTS))
+        self._free -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self._free += 1
+
+
 class App:
     """An ASGI application over a driver."""
 
@@ -74,7 +92,8 @@ class App:
         self._below = below
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
-        self._open = 0
+        self._reading = _Slots(self._limits.concurrency)
+        self._open = _Slots(self._limits.concurrency)
         self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
             "/v1/chat/completions": (("POST",), self._chat),
             "/v1/models": (("GET", "HEAD"), self._list),
@@ -85,21 +104,20 @@ class App:
         """Answer one request."""
         assert scope["type"] == "http", "only HTTP is served"
         exchange = Exchange(scope, receive, send, self._below)
-        self._open += 1
         try:
             await self._route(exchange)
         except CallerGoneError:
             pass
         except TooLargeError:
             await exchange.refuse(edge(Edge.BODY_TOO_LARGE))
+        except TooSlowError:
+            await exchange.refuse(edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
         except RefusedError as refused:
             await exchange.refuse(refused.fault)
-        finally:
-            self._open -= 1
 
     async def _route(self, exchange: Exchange) -> None:
-        if self._open > self._limits.concurrency:
-            raise RefusedError(edge(Edge.OPEN_REQUESTS))
+        if head_bytes(exchange.scope) > HEAD_BYTES_MAX:
+            raise RefusedError(edge(Edge.HEAD_TOO_LARGE))
         known = self._routes.get(exchange.scope["path"])
         if known is None:
             raise RefusedError(edge(Edge.NO_SUCH_PATH))
@@ -127,8 +145,17 @@ class App:
     async def _chat(self, exchange: Exchange) -> None:
         """Answer a chat request."""
         tenant = self._tenant(exchange)
-        content = await read_body(exchange.scope, exchange.receive, self._limits.body_limit_bytes)
-        chat = _decoded(content)
+        with self._reading:
+            content = await read_body(
+                exchange.scope,
+                exchange.receive,
+                self._limits.body_limit_bytes,
+                self._limits.header_timeout_s,
+            )
+        with self._open:
+            await self._answer(exchange, tenant, _decoded(content))
+
+    async def _answer(self, exchange: Exchange, tenant: TenantId, chat: prompt.Chat) -> None:
         request, replay_output = self._request(exchange, tenant, chat)
         stream = self._driver.offer(request, replay_output)
         writer = Writer(

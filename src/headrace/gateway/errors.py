@@ -36,7 +36,9 @@ class Edge(StrEnum):
 
     NO_SUCH_PATH = "no_such_path"
     METHOD = "method"
+    REQUEST_TIMEOUT = "request_timeout"
     BODY_TOO_LARGE = "body_too_large"
+    HEAD_TOO_LARGE = "head_too_large"
     MALFORMED = "malformed"
     OPEN_REQUESTS = "open_requests"
     SHUTTING_DOWN = "shutting_down"
@@ -174,6 +176,14 @@ EDGES: dict[Edge, Face] = {
     Edge.NO_SUCH_PATH: Face(404, _INVALID, "not_found", "Nothing is served under this path."),
     Edge.METHOD: Face(405, _INVALID, "method_not_allowed", "The path does not take this method."),
     Edge.BODY_TOO_LARGE: Face(413, _INVALID, "request_too_large", "The body is too large."),
+    Edge.REQUEST_TIMEOUT: Face(
+        408,
+        _INVALID,
+        "request_timeout",
+        "The request took too long to arrive.",
+        retryable=True,
+    ),
+    Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "head_too_large", "The headers are too large."),
     Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The body is not valid."),
     Edge.OPEN_REQUESTS: Face(
         503,

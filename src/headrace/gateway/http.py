@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.gateway.errors import Headers
+from headrace.units import MIB
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+HEAD_BYTES_MAX = 65_536
+"""Longest head of a request: more than nginx (32 KiB) and Envoy (60 KiB) take."""
 
 
 class CallerGoneError(Exception):
@@ -30,24 +35,52 @@ def header(scope: Scope, *names: bytes) -> bytes | None:
     return next((found[name] for name in names if name in found), None)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Return the body, refusing one over the limit as soon as that is known."""
+class TooSlowError(Exception):
+    """The body takes too long to come."""
+
+
+def head_bytes(scope: Scope) -> int:
+    """Return about how long a request's head was."""
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return fields + len(scope.get("raw_path", b"")) + len(scope.get("query_string", b""))
+
+
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, patience_s: float | None = None
+) -> bytes:
+    """Return the body, refusing one over the limit as soon as that is known.
+
+    `patience_s`: seconds that the body, and each whole MiB of it, may take.
+    """
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > limit:
         raise TooLargeError
     pieces: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise CallerGoneError
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise TooLargeError
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    try:
+        async with asyncio.timeout(patience_s) as deadline:
+            while await _piece(receive, pieces):
+                size += len(pieces[-1])
+                if size > limit:
+                    raise TooLargeError
+                if patience_s is not None:
+                    deadline.reschedule(begun + patience_s * (1 + size // MIB))
+    except TimeoutError:
+        raise TooSlowError from None
+    if size + len(pieces[-1]) > limit:
+        raise TooLargeError
+    return b"".join(pieces)
+
+
+async def _piece(receive: Receive, pieces: list[bytes]) -> bool:
+    """Add the next piece of a body; return whether more follow."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise CallerGoneError
+    pieces.append(message.get("body", b""))
+    return bool(message.get("more_body", False))
 
 
 async def answer(send: Send, status: int, headers: Headers, body: bytes) -> None:

@@ -18,6 +18,7 @@ from headrace.config.schema import EmulatorSpec, Settings
 from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
+from headrace.gateway.connection import patient
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.model.effect import Concluded
@@ -160,7 +161,7 @@ class Gateway:
     def _uvicorn(self) -> uvicorn.Config:
         return uvicorn.Config(
             self.app,
-            http="httptools",
+            http=patient(self._settings.server.header_timeout_s),
             ws="none",
             lifespan="off",
             access_log=False,
