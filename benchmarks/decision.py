@@ -89,13 +89,15 @@ def run(quick: bool) -> Result:
     # A neighbour's burst shows in one run, a slow call of ours in every one.
     worst = min(max(one) for one in rounds_of(large, rounds, calls))
     p50, p99 = figures[5_000]
+    # Quick runs on shared machines show the direction; the bounds proper are those of a full run.
+    room = 1.5 if quick else 1.0
     return Result(
         name="decision",
         claims=[
-            at_most("handle(RequestArrived) p50, us CPU", p50 / 1_000, 60),
-            at_most("handle(RequestArrived) p99, us CPU", p99 / 1_000, 400),
+            at_most("handle(RequestArrived) p50, us CPU", p50 / 1_000, 60 * room),
+            at_most("handle(RequestArrived) p99, us CPU", p99 / 1_000, 400 * room),
             at_most("p50 at 5,000 queued over 500", p50 / figures[500][0], 1.3),
-            at_most("longest call at 256 replicas, 10,000 tenants, ms", worst / 1e6, 2),
+            at_most("longest call at 256 replicas, 10,000 tenants, ms", worst / 1e6, 2 * room),
         ],
         detail={
             "p50_us": {str(queued): round(f[0] / 1_000, 1) for queued, f in figures.items()},

@@ -23,6 +23,7 @@ def view(name: str = "r0", **changes: Any) -> ReplicaView:
         "replica": name,
         "incarnation": 1,
         "pending_prefill_ns": 0,
+        "prefill_left_ns": 0,
         "decodes": 0,
         "context_tokens": 0,
         "blocks_reserved": 0,
@@ -88,6 +89,7 @@ def wait(**changes: Any) -> WaitFacts:
     given: dict[str, Any] = {
         "backlog_ns": 0,
         "own_ahead_ns": 0,
+        "debt_ns": 0,
         "weights": 1,
         "own_weight": 1,
         "rate_micro": MICRO,

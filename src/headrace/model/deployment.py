@@ -86,7 +86,9 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         itl = ms(self.itl_ms)
         gap = itl if gap_ns is None else min(itl, gap_ns)
         own = None if self.ttft_ms is None else ms(self.ttft_ms)
-        ttft = own if ttft_ns is None else (ttft_ns if own is None else min(own, ttft_ns))
+        # A class without a first-token bound keeps none: with one it would no longer lend its turn,
+        # and its caller would have raised its class.
+        ttft = own if own is None or ttft_ns is None else min(own, ttft_ns)
         tpot = gap if self.tpot_ms is None else min(ms(self.tpot_ms), gap_ns or ms(self.tpot_ms))
         return Bounds(
             ttft_ns=ttft,

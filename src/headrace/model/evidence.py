@@ -22,6 +22,8 @@ class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
     incarnation: Incarnation
     pending_prefill_ns: DurationNs
     """Predicted prefill sent without a first token yet."""
+    prefill_left_ns: DurationNs
+    """The same less what the first of it must have had by now: a forecast, for waits alone."""
     decodes: int
     """Streams past their first token."""
     context_tokens: Tokens
@@ -81,14 +83,16 @@ class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):
     """Work ahead, for the wait of a fair queue (design: own share, not the whole backlog)."""
 
     backlog_ns: WorkNs
-    """All queued work of the model."""
+    """Queued work of all classes that share a pool with this one."""
     own_ahead_ns: WorkNs
-    """This tenant's queued work with an earlier key."""
+    """This tenant's part of it with an earlier key."""
+    debt_ns: WorkNs
+    """Work that others get before this tenant's counter is the least again."""
     weights: int
-    """Sum of the weights of backlogged tenants, this one included."""
+    """Sum of the weights of tenants that compete for turns, this one included."""
     own_weight: int
     rate_micro: int
-    """Work-seconds per second of all ready replicas, in millionths; 0: none ready."""
+    """Work-seconds per second of the ready replicas of its pools, in millionths; 0: none ready."""
 
 
 class EntryEvidence(Struct, frozen=True, kw_only=True):
@@ -132,6 +136,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     least_counter: int
     lent: bool
     """The turn was lent by a tenant that can wait."""
+    patient: bool
+    """It can wait itself, or is hopeless: nobody competes for this turn."""
     replicas: tuple[ReplicaView, ...]
     rest_bound_ns: int | None
 

@@ -18,6 +18,9 @@ from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import is_open
 from headrace.units import InstantNs
 
+LONG_SHARE = 4
+"""One replica in so many may be shut by a long prompt that could wait."""
+
 
 def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
     """Hand out turns while somebody waits and some replica is open."""
@@ -29,7 +32,7 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
     while (turn := backlog.next_turn(blocked)) is not None:
         mark = (int(turn.request), known.fleet.version)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
-            if _place(m, model, known, turn, now):
+            if _place(m, model, known, turn, now) or _hopeless(m, known, turn, now):
                 continue
             known.stuck[turn.slo_class] = mark
         blocked |= m.settings.sharing(model, turn.slo_class)
@@ -77,6 +80,8 @@ def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
 def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: InstantNs) -> bool:
     """Send one request where it costs least, or return False: no replica is open for it."""
     live, settings = m.state.live[turn.request], m.settings
+    if turn.patient and held_back(m, known, live):
+        return False
     views, rest = _open_views(m, known, live, now)
     if not views:
         return False
@@ -90,6 +95,7 @@ def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: Ins
         tenant_counter=counter,
         least_counter=counter if least is None else ledger.counter(model, least),
         lent=turn.lent,
+        patient=turn.patient,
         replicas=views,
         rest_bound_ns=rest,
     )
@@ -110,6 +116,36 @@ def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: Ins
     )
     m.out.append(Decided(record))
     _book(m, known, live, placement, now)
+    return True
+
+
+def held_back(m: Machine, known: ModelState, live: Live) -> bool:
+    """Return whether a long prompt that can wait must wait for another such one to end.
+
+    A prompt of more than a dispatch window shuts its replica to first tokens for as long. Those that
+    can wait may do that to one replica in `LONG_SHARE` at a time (to one where there are fewer), so
+    that the others stay open to work that cannot.
+    """
+    serving, loads = m.settings.serving(live.model, live.slo_class), m.state.ledger.loads
+    window = max(facts.window_ns for facts in serving.values())
+    if live.demand.prefill_ns <= window:
+        return False
+    mine = [one for one in known.fleet.replicas.values() if one.pool in serving]
+    shut = sum(loads[one.incarnation].pending_prefill_ns > window for one in mine)
+    return shut >= max(1, len(mine) // LONG_SHARE)
+
+
+def _hopeless(m: Machine, known: ModelState, turn: Turn, now: InstantNs) -> bool:
+    """End a request that no ready replica could ever hold, so that it blocks nobody; else False."""
+    live = m.state.live[turn.request]
+    serving = m.settings.serving(live.model, live.slo_class)
+    ready = [facts for pool, facts in serving.items() if known.fleet.ready.get(pool)]
+    if not ready or any(facts.blocks_total >= live.demand.kv_blocks for facts in ready):
+        return False
+    leave(m, live, known, now)
+    reason = Reason.NO_READY_REPLICA
+    m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+    m.conclude(live, now, Outcome.ERROR, reason=reason)
     return True
 
 
@@ -151,8 +187,11 @@ def _open_views(
 
 
 def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
-    """Return views of all replicas that serve a request's class; for checkers and `explain`."""
+    """Return views of all replicas that a waiting request might be sent to; for checkers."""
     known, settings = m.state.models[live.model], m.settings
+    queue = known.backlog.tenants[live.request.tenant].classes[live.slo_class]
+    if not queue.urgent and held_back(m, known, live):
+        return []
     wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
     return [
         view(replica, m.state.ledger.loads[replica.incarnation], facts, wanted, now)
@@ -203,9 +242,10 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
         charged=0,
         weight=weight,
         gap_ns=live.bounds.gap_ns,
+        sent_at=now,
     )
     counter = ledger.counter(live.model, request.tenant)
-    ledger.book(attempt, flight, settings.rates[live.model])
+    ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
     leave(m, live, known, now)
     live.advance(Phase.DISPATCHED)
@@ -224,7 +264,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             decision=live.decision,
             replica=chosen.name,
             incarnation=chosen.incarnation,
-            output_limit=output_limit(request, settings.models[live.model]),
+            output_limit=output_limit(request, settings.models[live.model], facts.spec),
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,

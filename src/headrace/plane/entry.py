@@ -117,7 +117,8 @@ class _Asked:
         self.ttft_ns = _first_token_bound(self.bounds, self.demand, facts)
         self.weight = tenant.weight
         self.in_engine_ns: int = self.demand.prefill_ns
-        """From dispatch to first token as the engines stand; fixes the latest start."""
+        """From dispatch to first token as the engines stand; fixes the latest start. No more prefill
+        is before it by then than its dispatch window lets in."""
         self.known = m.state.models[self.model]
 
     def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
@@ -126,7 +127,8 @@ class _Asked:
         ready, largest, views, rest = _survey(m, self, now)
         front = nearest(views)
         if front is not None:
-            self.in_engine_ns = front.pending_prefill_ns + front.prefill_ns
+            before = min(front.pending_prefill_ns, max(0, front.window_ns - front.prefill_ns))
+            self.in_engine_ns = before + front.prefill_ns
         waiting = known.backlog.tenants.get(request.tenant)
         queue = waiting.classes.get(self.slo_class) if waiting is not None else None
         own_queued = queue.ready.size + queue.late.size if queue is not None else 0
@@ -134,20 +136,21 @@ class _Asked:
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else _NOTHING
         least = known.backlog.least()
         counter = m.state.ledger.counter(self.model, request.tenant)
+        floor = counter if least is None else m.state.ledger.counter(self.model, least)
         return EntryEvidence(
             demand=self.demand,
             max_output=request.max_output,
             fan_out=request.fan_out,
             contract=self._contract(),
             budget=self._budget(m, now),
-            wait=self._wait(m, ready, now),
+            wait=self._wait(m, counter, now),
             ttft_ns=self.ttft_ns,
             gap_ns=self.bounds.gap_ns,
             route_ns=settings.route_ns,
             first_ns=self.first_ns,
             input_margin_ns=short,
             tenant_counter=counter,
-            least_counter=counter if least is None else m.state.ledger.counter(self.model, least),
+            least_counter=floor,
             own_queued=own_queued,
             own_queue_bound=self.class_spec.tenant_queue,
             ready=ready,
@@ -194,24 +197,38 @@ class _Asked:
         """Return what quota is reserved: input plus the output the caller allows, else p90."""
         request, output = self.request, self.demand.output_p90
         if request.max_output is not None:
-            output = output_limit(request, self.spec)
+            output = output_limit(request, self.spec, self.facts.spec)
         return Tokens((request.input_tokens + output) * max(1, request.fan_out))
 
-    def _wait(self, m: Machine, ready: int, now: InstantNs) -> WaitFacts:
-        backlog, tenant = self.known.backlog, self.request.tenant
-        mine = backlog.tenants.get(tenant)
-        key = m.settings.order.key(self.latest_start(now), self.request.id)
-        ahead = 0
-        if mine is not None:
-            for queue in mine.classes.values():
+    def _wait(self, m: Machine, counter: int, now: InstantNs) -> WaitFacts:
+        """Return the work ahead of a tenant whose counter stands at `counter`."""
+        known, settings = self.known, m.settings
+        backlog, rivals = known.backlog, settings.rivals(self.model, self.slo_class)
+        key = settings.order.key(self.latest_start(now), self.request.id)
+        mine = backlog.tenants.get(self.request.tenant)
+        price, turn = settings.prices[self.model], settings.order.turn(counter, key)
+        total = ahead = debt = 0
+        weights = self.weight
+        for name in rivals:
+            total += backlog.work.get(name, 0)
+            class_weight = settings.classes[name].weight
+            if turn == counter:  # else turns go by something else than counters
+                debt += backlog.before(name, counter, price, class_weight)
+            weights += backlog.weights.get(name, 0)
+            queue = mine.classes.get(name) if mine is not None else None
+            if queue is not None:
                 ahead += queue.ready.ahead(key, self.request.id)
-        weights = backlog.weights + (self.weight if mine is None else 0)
+                weights -= self.weight if queue.urgent else 0
+        pools = settings.serving(self.model, self.slo_class)
         return WaitFacts(
-            backlog_ns=WorkNs(backlog.work_ns),
+            backlog_ns=WorkNs(total),
             own_ahead_ns=WorkNs(ahead),
+            debt_ns=WorkNs(debt),
             weights=weights,
             own_weight=self.weight,
-            rate_micro=self.known.rate.micro() * ready,
+            rate_micro=sum(
+                known.rates[pool].micro() * known.fleet.ready.get(pool, 0) for pool in pools
+            ),
         )
 
 
@@ -355,7 +372,10 @@ def _strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs)
         ContractFacts(
             tenant_known=tenant is not None,
             model_known=spec is not None,
-            model_allowed=True,
+            model_allowed=tenant is None
+            or spec is None
+            or not tenant.models
+            or spec.name in tenant.models,
             class_allowed=known and (spec is None or _pooled(m, spec, slo_class)),
             context_limit=Tokens(spec.context_limit if spec is not None else 0),
             output_limit=Tokens(spec.output_limit if spec is not None else 0),
@@ -434,7 +454,12 @@ def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
         contract=contract,
         budget=_unlimited(request.input_tokens),
         wait=WaitFacts(
-            backlog_ns=WorkNs(0), own_ahead_ns=WorkNs(0), weights=1, own_weight=1, rate_micro=0
+            backlog_ns=WorkNs(0),
+            own_ahead_ns=WorkNs(0),
+            debt_ns=WorkNs(0),
+            weights=1,
+            own_weight=1,
+            rate_micro=0,
         ),
         ttft_ns=None,
         gap_ns=nothing,

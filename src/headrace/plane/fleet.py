@@ -267,6 +267,7 @@ def view(
         replica=replica.name,
         incarnation=replica.incarnation,
         pending_prefill_ns=load.pending_prefill_ns,
+        prefill_left_ns=load.prefill_left_ns(now),
         decodes=decodes,
         context_tokens=context,
         blocks_reserved=load.blocks,

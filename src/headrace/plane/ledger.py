@@ -11,7 +11,7 @@ from msgspec import Struct
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
-from headrace.policy.fairness.vtc import Rates, lifted, share
+from headrace.policy.fairness.vtc import Price, lifted, share
 from headrace.units import (
     NS_PER_S,
     Blocks,
@@ -84,6 +84,7 @@ class Flight(Struct, gc=False):
     """What the tenant's counter was raised by."""
     weight: int
     gap_ns: DurationNs
+    sent_at: InstantNs = InstantNs(0)
     made: int = 0
     streaming: bool = False
 
@@ -92,6 +93,12 @@ class Load(Struct):
     """What we have dispatched to one incarnation and not seen end."""
 
     pending_prefill_ns: DurationNs = DurationNs(0)
+    prefills: dict[AttemptId, DurationNs] = {}
+    """The prefills that sum is made of, in the order in which they were sent."""
+    front_ns: DurationNs = DurationNs(0)
+    """The first of them; 0 without any."""
+    front_at: InstantNs = InstantNs(0)
+    """Since when it has been at the engine's front."""
     decodes: int = 0
     context_tokens: Tokens = Tokens(0)
     blocks: Blocks = Blocks(0)
@@ -100,6 +107,29 @@ class Load(Struct):
     """Streams and pending attempts by gap bound."""
     tightest: DurationNs | None = None
     """The least of them."""
+
+    def prefill_left_ns(self, now: InstantNs) -> DurationNs:
+        """Return the prefill in front of a newcomer, what the first one has had taken off.
+
+        A forecast: windows open by what was seen, never by what time must have brought.
+        """
+        front, passed = self.front_ns, now - self.front_at
+        return DurationNs(self.pending_prefill_ns - (front if front < passed else passed))
+
+    def end_prefill(self, attempt: AttemptId, now: InstantNs) -> None:
+        """Take out a prefill that is over."""
+        first = next(iter(self.prefills)) == attempt
+        self.pending_prefill_ns = DurationNs(self.pending_prefill_ns - self.prefills.pop(attempt))
+        if first:
+            self.front_at = now
+            self.front_ns = next(iter(self.prefills.values()), DurationNs(0))
+
+    def start_prefill(self, attempt: AttemptId, flight: Flight) -> None:
+        """Add a prefill behind the others."""
+        if not self.prefills:
+            self.front_at, self.front_ns = flight.sent_at, DurationNs(flight.prefill_ns)
+        self.prefills[attempt] = DurationNs(flight.prefill_ns)
+        self.pending_prefill_ns = DurationNs(self.pending_prefill_ns + flight.prefill_ns)
 
     def board(self, gap: DurationNs) -> None:
         """Count one more attempt with a gap bound."""
@@ -186,33 +216,48 @@ class Ledger(Struct):
         last = None if book.last_out is None else book.values[book.last_out]
         book.values[tenant] = lifted(book.values.get(tenant, 0), floor, last)
 
+    def rebase(self, model: ModelName, price: Price) -> None:
+        """Start a model's counters anew under another cost: they hold what is in flight, no more.
+
+        Flights keep their tokens and are charged again in the new unit, so that their settling adds
+        up; what was served before counts for nobody and against nobody.
+        """
+        book = self.counters.get(model)
+        if book is None:
+            return
+        book.values = dict.fromkeys(book.values, 0)
+        for flight in self.flights.values():
+            if flight.model == model:
+                flight.charged = 0
+                self._charge(flight, price, flight.predicted)
+
     def leave_queue(self, model: ModelName, tenant: TenantId) -> None:
         """Remember the tenant that has nothing waiting any more."""
         self.counters[model].last_out = tenant
 
-    def book(self, attempt: AttemptId, flight: Flight, rates: Rates) -> None:
+    def book(self, attempt: AttemptId, flight: Flight, price: Price) -> None:
         """Book an attempt: KV, prefill and the service of input plus predicted output."""
         assert attempt not in self.flights, f"{attempt=} is booked already"
         load = self.loads[flight.incarnation]
-        load.pending_prefill_ns = DurationNs(load.pending_prefill_ns + flight.prefill_ns)
+        load.start_prefill(attempt, flight)
         load.blocks = Blocks(load.blocks + flight.blocks)
         load.attempts += 1
         load.board(flight.gap_ns)
         self.flights[attempt] = flight
-        self._charge(flight, rates, flight.predicted)
+        self._charge(flight, price, flight.predicted)
 
-    def first_token(self, attempt: AttemptId) -> Flight:
+    def first_token(self, attempt: AttemptId, now: InstantNs) -> Flight:
         """Move an attempt from prefill to decode."""
         flight = self.flights[attempt]
         assert not flight.streaming, f"{attempt=} streams already"
         load = self.loads[flight.incarnation]
-        load.pending_prefill_ns = DurationNs(load.pending_prefill_ns - flight.prefill_ns)
+        load.end_prefill(attempt, now)
         load.decodes += 1
         flight.streaming, flight.made = True, 1
         load.context_tokens = Tokens(load.context_tokens + flight.input_tokens + 1)
         return flight
 
-    def progress(self, flight: Flight, made: int, rates: Rates) -> int:
+    def progress(self, flight: Flight, made: int, price: Price) -> int:
         """Replace prediction by tokens made; returns how many are new."""
         fresh = made - flight.made
         if fresh <= 0:
@@ -221,7 +266,7 @@ class Ledger(Struct):
         load = self.loads[flight.incarnation]
         load.context_tokens = Tokens(load.context_tokens + fresh)
         if made > flight.predicted:
-            self._charge(flight, rates, made)
+            self._charge(flight, price, made)
             blocks = blocks_for(flight.input_tokens + made)
             if blocks > flight.blocks:  # growth beyond the reserve draws on the preemption reserve
                 load.blocks = Blocks(load.blocks + blocks - flight.blocks)
@@ -229,7 +274,12 @@ class Ledger(Struct):
         return fresh
 
     def close(
-        self, attempt: AttemptId, rates: Rates, usage: Usage | None = None, seen: int = 0
+        self,
+        attempt: AttemptId,
+        price: Price,
+        now: InstantNs,
+        usage: Usage | None = None,
+        seen: int = 0,
     ) -> int:
         """End a flight: free KV, settle service on usage, else on the tokens seen; return those.
 
@@ -246,22 +296,22 @@ class Ledger(Struct):
             held = flight.input_tokens + flight.made
             load.context_tokens = Tokens(load.context_tokens - held)
         else:
-            load.pending_prefill_ns = DurationNs(load.pending_prefill_ns - flight.prefill_ns)
+            load.end_prefill(attempt, now)
         made = max(flight.made, seen)
         if usage is not None:  # its input may differ from what we were told
             cached = min(usage.cached_tokens, usage.input_tokens)
             uncached = usage.input_tokens - cached
-            service = rates.service(uncached, cached, usage.output_tokens)
+            service = price.service(uncached, cached, usage.output_tokens)
             self._recharge(flight, share(service, flight.weight))
         elif made:
-            self._charge(flight, rates, made)
+            self._charge(flight, price, made)
         else:
             self._recharge(flight, 0)
         return made
 
-    def _charge(self, flight: Flight, rates: Rates, output: int) -> None:
+    def _charge(self, flight: Flight, price: Price, output: int) -> None:
         cached = flight.cached_tokens
-        service = rates.service(flight.input_tokens - cached, cached, output)
+        service = price.service(flight.input_tokens - cached, cached, output)
         self._recharge(flight, share(service, flight.weight))
         flight.predicted = output
 

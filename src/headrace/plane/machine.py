@@ -19,9 +19,10 @@ from headrace.model.ids import (
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
+from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
-from headrace.policy.fairness.vtc import Rates
+from headrace.policy.fairness.vtc import Price
 from headrace.units import InstantNs, WorkNs, ms
 
 
@@ -47,8 +48,8 @@ class Resolved:
         for facts in self.pools.values():
             by_model[ModelName(facts.spec.model)].append(facts)
         self.pools_of = dict(by_model)
-        self.rates: dict[ModelName, Rates] = {
-            model: config.fairness.rates(pools[0].spec.profile)
+        self.prices: dict[ModelName, Price] = {
+            model: config.fairness.price(pools[0].spec.profile)
             for model, pools in self.pools_of.items()
         }
         self.stale_after_ns = config.stale_after_ns()
@@ -57,6 +58,8 @@ class Resolved:
         """What each class promises a request that asks for no tighter bounds."""
         self._serving: dict[tuple[ModelName, ClassName], dict[PoolName, PoolFacts]] = {}
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
+        self._rivals: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
+        self._served: dict[PoolName, frozenset[ClassName]] = {}
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
         """Return the class asked for, else the tenant's default, else the first configured."""
@@ -82,6 +85,24 @@ class Resolved:
     def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
         """Return the first pool of a model that serves a class: the one demand is predicted on."""
         return next(iter(self.serving(model, slo_class).values()), None)
+
+    def rivals(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
+        """Return the classes that share a pool with this one, itself included."""
+        found = self._rivals.get((model, slo_class))
+        if found is None:
+            mine = self.serving(model, slo_class)
+            found = self._rivals[model, slo_class] = frozenset(
+                name for name in self.classes if mine.keys() & self.serving(model, name).keys()
+            )
+        return found
+
+    def served_by(self, pool: PoolName) -> frozenset[ClassName]:
+        """Return the classes that a pool serves."""
+        found = self._served.get(pool)
+        if found is None:
+            facts = self.pools[pool]
+            found = self._served[pool] = frozenset(n for n in self.classes if serves(facts, n))
+        return found
 
     def sharing(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
         """Return the classes that can go nowhere if this one cannot: served by its pools only."""
@@ -121,8 +142,11 @@ class Machine:
             known = self.state.models.get(name)
             if known is None:
                 known = self.state.models[name] = ModelState()
-                pools = resolved.pools_of.get(name)
-                known.rate.start(pools[0].spec.work_rate if pools else 1.0)
+            for facts in resolved.pools_of.get(name, ()):
+                pool = PoolName(facts.spec.name)
+                if pool not in known.rates:
+                    known.rates[pool] = Rate()
+                    known.rates[pool].start(facts.spec.work_rate)
             self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
 
     @property

@@ -13,10 +13,15 @@ from msgspec import Struct, field
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.plane.ranked import Ranked
 from headrace.policy.contracts import Order
+from headrace.policy.fairness.vtc import Price
 from headrace.units import InstantNs
 
 TIED = 64
 """Tenants with equal turns that are compared when one must make room."""
+
+
+LOOKED_AT = 8
+"""Tenants under a newcomer's counter whose queues are looked at one by one."""
 
 
 class ClassQueue(Struct):
@@ -77,6 +82,8 @@ class Turn(Struct, frozen=True, gc=False):
     relegated: bool
     lent: bool
     """A tenant further under its share could wait and let this one pass."""
+    patient: bool
+    """It can wait itself, or is hopeless: nobody competes for this turn."""
 
 
 class Backlog(Struct):
@@ -90,10 +97,12 @@ class Backlog(Struct):
     changes: Ranked[str] = field(default_factory=Ranked)
     """Tenants by the instant their listing changes."""
     queued: dict[ClassName, int] = {}
+    work: dict[ClassName, int] = {}
+    """Predicted work that waits, by class."""
+    weights: dict[ClassName, int] = {}
+    """By class, the weights of the tenants that compete for turns: a lender does not."""
     size: int = 0
     work_ns: int = 0
-    weights: int = 0
-    """Sum of the weights of waiting tenants."""
 
     def add(
         self, tenant: TenantId, weight: int, slo_class: ClassName, place: tuple[int, int], work: int
@@ -106,7 +115,6 @@ class Backlog(Struct):
         idle = mine is None
         if mine is None:
             mine = self.tenants[tenant] = TenantQueue(weight=weight)
-            self.weights += weight
         queue = mine.classes.get(slo_class)
         if queue is None:
             queue = mine.classes[slo_class] = ClassQueue()
@@ -115,6 +123,7 @@ class Backlog(Struct):
         self.size += 1
         self.work_ns += work
         self.queued[slo_class] = self.queued.get(slo_class, 0) + 1
+        self.work[slo_class] = self.work.get(slo_class, 0) + work
         return idle
 
     def take(
@@ -131,15 +140,14 @@ class Backlog(Struct):
         self.size -= 1
         self.work_ns -= work
         self.queued[slo_class] -= 1
+        self.work[slo_class] -= work
         if not queue.ready.size and not queue.late.size:
-            if queue.turn is not None:
-                self._listing(slo_class, urgent=queue.urgent).remove(queue.turn, tenant)
+            self._unlist(tenant, mine, slo_class, queue)
             del mine.classes[slo_class]
         if mine.count:
             return False
         if mine.change_at is not None:
             self.changes.remove(mine.change_at, tenant)
-        self.weights -= mine.weight
         del self.tenants[tenant]
         return True
 
@@ -167,10 +175,11 @@ class Backlog(Struct):
                 change = at if change is None or at < change else change
             turn = order.turn(counter, first)
             if turn != queue.turn or urgent is not queue.urgent:
-                if queue.turn is not None:
-                    self._listing(slo_class, urgent=queue.urgent).remove(queue.turn, tenant)
+                self._unlist(tenant, mine, slo_class, queue)
                 self._listing(slo_class, urgent=urgent).add(turn, tenant)
                 queue.turn, queue.urgent = turn, urgent
+                if urgent:
+                    self.weights[slo_class] = self.weights.get(slo_class, 0) + mine.weight
         if change != mine.change_at:
             if mine.change_at is not None:
                 self.changes.remove(mine.change_at, tenant)
@@ -199,14 +208,37 @@ class Backlog(Struct):
         head = mine.late_head(blocked) if ready is None else ready
         assert head is not None, f"{listed[1]} is listed with nothing waiting"
         lent = urgent is not None and lending is not None and lending[0] < urgent[0]
-        return Turn(TenantId(listed[1]), RequestId(head[1]), head[2], ready is None, lent)
+        patient = urgent is None
+        return Turn(TenantId(listed[1]), RequestId(head[1]), head[2], ready is None, lent, patient)
 
     def least(self) -> TenantId | None:
-        """Return the waiting tenant with the smallest turn, lending or not."""
-        urgent, lending = _first(self.urgent, NONE), _first(self.lending, NONE)
-        if urgent is None or (lending is not None and lending < urgent):
-            return None if lending is None else TenantId(lending[1])
-        return TenantId(urgent[1])
+        """Return the tenant with the smallest turn among those that compete, else that lend.
+
+        A lender's counter stands still while others are served; whoever comes back from idle must
+        not be lifted only that far, or its idle time would have earned credit (FAIR-1).
+        """
+        first = _first(self.urgent, NONE) or _first(self.lending, NONE)
+        return None if first is None else TenantId(first[1])
+
+    def before(self, slo_class: ClassName, counter: int, price: Price, class_weight: int) -> int:
+        """Return the work of a class that goes before a tenant whose counter stands at `counter`.
+
+        Each competing tenant below it gets what lifts it there, but no more than it has waiting.
+        Beyond `LOOKED_AT` tenants the rest is taken together.
+        """
+        ranked = self.urgent.get(slo_class)
+        left, total = self.weights.get(slo_class, 0), 0
+        for looked, (turn, name) in enumerate(ranked or ()):
+            if turn >= counter:
+                break
+            mine = self.tenants[TenantId(name)]
+            if looked == LOOKED_AT:
+                rest = price.work_ns((counter - turn) * left * class_weight)
+                return min(self.work[slo_class], total + rest)
+            left -= mine.weight
+            lift = price.work_ns((counter - turn) * mine.weight * class_weight)
+            total += min(mine.classes[slo_class].work(), lift)
+        return total
 
     def furthest_over(self, slo_class: ClassName) -> TenantId | None:
         """Return the tenant with the largest turn that has something waiting in a class.
@@ -227,6 +259,15 @@ class Backlog(Struct):
                 if best is None or place > best:
                     best = place
         return TenantId(best[2]) if best is not None else None
+
+    def _unlist(
+        self, tenant: TenantId, mine: TenantQueue, slo_class: ClassName, queue: ClassQueue
+    ) -> None:
+        if queue.turn is not None:
+            self._listing(slo_class, urgent=queue.urgent).remove(queue.turn, tenant)
+            if queue.urgent:
+                self.weights[slo_class] -= mine.weight
+            queue.turn = None
 
     def _listing(self, slo_class: ClassName, *, urgent: bool) -> Ranked[str]:
         listing = self.urgent if urgent else self.lending

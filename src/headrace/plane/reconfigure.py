@@ -24,7 +24,11 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     fresh, state = Resolved(decode(event.config)), m.state
     if m.resolved is not None:
         _retire(m, fresh, now)
+    recost = m.resolved is not None and m.resolved.config.fairness != fresh.config.fairness
     m.configure(fresh)
+    if recost:
+        for model, price in fresh.prices.items():
+            state.ledger.rebase(model, price)
     state.config, state.revision = event.config, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)

@@ -12,6 +12,7 @@ from headrace.model.ids import (
     DecisionId,
     Incarnation,
     ModelName,
+    PoolName,
     ReplicaName,
     RequestId,
     TenantId,
@@ -86,7 +87,8 @@ class ModelState(Struct):
 
     backlog: Backlog = field(default_factory=Backlog)
     fleet: Fleet = field(default_factory=Fleet)
-    rate: Rate = field(default_factory=Rate)
+    rates: dict[PoolName, Rate] = {}
+    """At what rate queued work drains, by pool."""
     stuck: dict[ClassName, tuple[int, int]] = {}
     """By class, (request, fleet version) of the last turn that found no open replica."""
 

@@ -29,9 +29,9 @@ def first_token(m: Machine, attempt: AttemptId, now: InstantNs) -> None:
         return
     live = m.state.live[flight.request]
     live.advance(Phase.STREAMING)
-    m.state.ledger.first_token(attempt)
+    m.state.ledger.first_token(attempt, now)
     known = m.state.models[live.model]
-    known.rate.fresh_ns += live.demand.work_p50_ns
+    _drained(known, live)
     _changed(m, known, live)
     dispatch.run(m, live.model, known, now)
 
@@ -46,15 +46,18 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
             m.ignore("tick")
             continue
         before = flight.charged
-        ledger.progress(flight, made, m.settings.rates[flight.model])
+        ledger.progress(flight, made, m.settings.prices[flight.model])
         if flight.charged != before:
             grown[flight.model, flight.tenant] = None
     for model, tenant in grown:
         if tenant in state.models[model].backlog.tenants:
             dispatch.relist(m, model, state.models[model], tenant, now)
     for known in state.models.values():
-        replicas = len(known.fleet.replicas)
-        known.rate.tick(now, replicas, waiting=bool(known.backlog.size))
+        queued = known.backlog.queued
+        for pool, rate in known.rates.items():
+            served = m.settings.served_by(pool)
+            waiting = any(queued.get(name) for name in served)
+            rate.tick(now, known.fleet.ready.get(pool, 0), waiting=waiting)
     for model in dict.fromkeys(model for model, _ in grown):
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
@@ -69,7 +72,7 @@ def ended(m: Machine, event: Ended, now: InstantNs) -> None:
     known = m.state.models[live.model]
     usage, timing = event.usage, event.timing
     if timing.tokens and not flight.streaming:  # its first token was not told apart
-        known.rate.fresh_ns += live.demand.work_p50_ns
+        _drained(known, live)
     _close(m, known, live, usage, timing.tokens)
     reason = Reason.UPSTREAM_ERROR if event.outcome is Outcome.ERROR else None
     if reason is not None:
@@ -181,7 +184,7 @@ def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
         else:
             _close(m, known, live)
         m.conclude(live, now, Outcome.ERROR, reason=Reason.RESTARTED)
-    for model, known in state.models.items():
+    for known in state.models.values():
         for name in list(known.fleet.replicas):
             _remove(m, known, name)
     state.attempts = event.epoch << EPOCH_BITS
@@ -235,13 +238,20 @@ def _close(
 ) -> None:
     """Close a live request's flight and relist its tenant, whose counter it may have moved."""
     assert live.attempt is not None
-    ledger, rates = m.state.ledger, m.settings.rates[live.model]
-    live.made = ledger.close(live.attempt, rates, usage, seen)
+    ledger, price = m.state.ledger, m.settings.prices[live.model]
+    live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
     _changed(m, known, live)
     tenant = live.request.tenant
     if tenant in known.backlog.tenants:
         counter = ledger.counter(live.model, tenant)
         known.backlog.refresh(m.settings.order, tenant, counter, m.state.now)
+
+
+def _drained(known: ModelState, live: Live) -> None:
+    """Count a request's work as drained, in the amount that was queued for it."""
+    assert live.replica is not None
+    pool = known.fleet.replicas[live.replica].pool
+    known.rates[pool].fresh_ns += live.demand.work_p50_ns
 
 
 def _changed(m: Machine, known: ModelState, live: Live) -> None:

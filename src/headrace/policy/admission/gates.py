@@ -107,7 +107,8 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 measured=bound - slack,
                 threshold=bound,
             )
-        harmed = gap_bound_broken(evidence)
+        # Whoever can wait is held back by the dispatch window until the steps are short enough.
+        harmed = gap_bound_broken(evidence) if slack < _CAN_WAIT else None
         if harmed is not None:
             return harmed
         return Verdict(gate=Gate.DEADLINE, reason=None, measured=bound - slack, threshold=bound)
@@ -128,6 +129,8 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _NO_BOUND = 86_400 * NS_PER_S
+_CAN_WAIT = 10 * NS_PER_S
+"""Slack beyond which steps that are too long at this moment say nothing about its own start."""
 
 
 def contract(evidence: EntryEvidence) -> Verdict:
@@ -206,12 +209,13 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
     refuse conforming tenants because of a hog.
     """
     facts = evidence.wait
-    pending = view.pending_prefill_ns if view is not None else 0
+    pending = view.prefill_left_ns if view is not None else 0
     if not facts.rate_micro:
         return DurationNs(pending)
     ahead: int = facts.backlog_ns
     if kind is Wait.FAIR:
-        ahead = min(ahead, facts.own_ahead_ns * facts.weights // facts.own_weight)
+        share = facts.own_ahead_ns * facts.weights // facts.own_weight
+        ahead = min(ahead, share + facts.debt_ns)
     return DurationNs(pending + time_for(ahead, facts.rate_micro))
 
 
@@ -257,7 +261,7 @@ def nearest(views: tuple[ReplicaView, ...]) -> ReplicaView | None:
     best: ReplicaView | None = None
     least = 0
     for view in views:
-        time = view.pending_prefill_ns + view.prefill_ns
+        time = view.prefill_left_ns + view.prefill_ns
         if best is None or time < least or (time == least and view.replica < best.replica):
             best, least = view, time
     return best

@@ -8,12 +8,16 @@ from headrace.model.demand import Demand
 from headrace.model.deployment import ModelSpec, PoolSpec
 from headrace.model.request import Request
 from headrace.policy.predict.output import REVISION
-from headrace.units import NS_PER_S, Bytes, DurationNs, Tokens, WorkNs, blocks_for
+from headrace.units import BLOCK_TOKENS, NS_PER_S, Bytes, DurationNs, Tokens, WorkNs, blocks_for
 
 
-def output_limit(request: Request, model: ModelSpec) -> Tokens:
-    """Return the most output tokens this request may make: its own cap, the model's, the context's."""
-    room = model.context_limit - request.input_tokens
+def output_limit(request: Request, model: ModelSpec, pool: PoolSpec) -> Tokens:
+    """Return the most output tokens this request may make on a pool.
+
+    The least of its own cap, the model's, what the context leaves and what the KV pool holds.
+    """
+    holds = pool.profile.kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    room = min(model.context_limit, holds) - request.input_tokens
     asked = model.output_limit if request.max_output is None else request.max_output
     return Tokens(max(1, min(asked, model.output_limit, room)))
 
@@ -26,7 +30,7 @@ def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[i
     steps at the profile's operating batch.
     """
     profile, given = pool.profile, request.input_tokens
-    limit = output_limit(request, model)
+    limit = output_limit(request, model, pool)
     p50, p90 = min(forecast[0], limit), min(forecast[1], limit)
     prefill = profile.prefill_ns(given, 0, 0, 0, profile.token_budget)
     residency = prefill + p50 * profile.reference_step_ns
