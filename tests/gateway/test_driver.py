@@ -19,6 +19,7 @@ from headrace.model.event import (
     RequestArrived,
     TimerDue,
 )
+from headrace.model.ids import AttemptId
 from headrace.model.slo import Outcome
 from headrace.ports.engine import Finish
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens
@@ -100,6 +101,42 @@ async def test_a_caller_that_leaves_later_has_its_engine_stopped(words: str) -> 
     gateway.driver.leave(stream.request.id)
     assert kinds(gateway)[-1] is CallerLeft
     assert gateway.driver.outcomes == {Outcome.CLIENT_CANCEL: 1}
+    gateway.finish()
+
+
+@pytest.mark.parametrize("ends", ["caller", "engine", "drain"])
+async def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(ends: str) -> None:
+    gateway, engine = obedient()
+    stream = gateway.driver.offer(request(1))
+    for when, words in ((30, "one two"), (530, "three")):
+        await reach(gateway.clock, when)
+        engine.say(words)
+    if ends == "caller":
+        gateway.driver.leave(stream.request.id)
+    elif ends == "drain":
+        gateway.driver.end_all()
+    else:
+        engine._meters[AttemptId(1)].tokens = 0  # so it tells no timing of its own
+        engine.end(outcome=Outcome.ERROR)
+    (row,) = gateway.driver.recent
+    assert row.timing is not None
+    assert row.timing.tokens == 3
+    assert (row.timing.first_at, row.timing.last_at) == (30 * NS_PER_MS, 530 * NS_PER_MS)
+    assert (row.timing.max_gap_ns, row.timing.gaps_over) == (500 * NS_PER_MS, 1)
+    assert sum(row.timing.gap_counts) == 2
+    assert kinds(gateway).count(FirstToken) == 1
+    gateway.finish()
+
+
+async def test_text_before_the_first_token_is_passed_on_and_counts_nothing() -> None:
+    gateway, engine = obedient()
+    stream = gateway.driver.offer(request(1))
+    engine.tell.produced(AttemptId(1), " ", 0)
+    assert (await stream.chunk()).text == " "
+    assert FirstToken not in kinds(gateway)
+    gateway.driver.leave(stream.request.id)
+    (row,) = gateway.driver.recent
+    assert row.timing is None
     gateway.finish()
 
 

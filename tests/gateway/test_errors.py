@@ -18,7 +18,9 @@ TYPES = {
     403: {"invalid_request_error"},
     404: {"invalid_request_error"},
     405: {"invalid_request_error"},
+    408: {"invalid_request_error"},
     413: {"invalid_request_error"},
+    431: {"invalid_request_error"},
     429: {"rate_limit_error", "insufficient_quota"},
     500: {"server_error"},
     502: {"server_error"},
@@ -36,7 +38,7 @@ def test_every_reason_has_a_face() -> None:
 def test_a_face_is_of_its_status(cause: Reason | Edge) -> None:
     face = REASONS[cause] if isinstance(cause, Reason) else EDGES[cause]
     assert face.type in TYPES[face.status]
-    assert not (face.retryable and face.status < 429)
+    assert not (face.retryable and face.status < 429 and face.status != 408)
     assert not (face.retryable and face.status == 504), "504 is never to be repeated"
     assert face.dropped is None or face.status >= 502
 

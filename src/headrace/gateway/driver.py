@@ -37,6 +37,7 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId
+from headrace.model.meter import NO_STREAM, Meter, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
@@ -59,7 +60,8 @@ class Flight(Struct):
 
     stream: Stream
     engine: EngineClient
-    tokens: int = 0
+    meter: Meter
+    """What was seen of it here, where it may be late: for ends of which no engine tells."""
 
 
 class Driver:
@@ -144,7 +146,7 @@ class Driver:
         stream = self._streams.get(request)
         if stream is not None and self.broken is None:
             stream.finish(Left())
-            self._post(CallerLeft(request))
+            self._post(CallerLeft(request, self._shown(stream)))
 
     # What engines tell ------------------------------------------------------------------------
 
@@ -153,13 +155,8 @@ class Driver:
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        first = not flight.tokens
-        flight.tokens += tokens
-        self._moved[attempt] = flight.tokens
-        if self._tick_at is None:
-            self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
-        if first:
-            self._post(FirstToken(attempt))
+        if tokens:
+            self._count(attempt, flight.meter, tokens)
         flight.stream.push(text)
 
     def ended(self, attempt: AttemptId, ending: Ending) -> None:
@@ -173,14 +170,14 @@ class Driver:
                 attempt=attempt,
                 outcome=ending.outcome,
                 usage=ending.usage,
-                timing=ending.timing,
+                timing=ending.timing if ending.timing.tokens else flight.meter.timing(),
             )
         )
         if ending.outcome is Outcome.SUCCESS:
             usage = ending.usage or Usage(
                 input_tokens=flight.stream.request.input_tokens,
                 cached_tokens=Tokens(0),
-                output_tokens=Tokens(flight.tokens),
+                output_tokens=Tokens(flight.meter.tokens),
             )
             flight.stream.finish(Done(usage=usage, finish=ending.finish))
 
@@ -216,7 +213,7 @@ class Driver:
         for request, stream in list(self._streams.items()):
             stream.finish(self._closed)
             if self.broken is None:
-                self._post(CallerLeft(request))
+                self._post(CallerLeft(request, self._shown(stream)))
 
     def stop(self) -> None:
         """End every request and let go of engines and timer."""
@@ -257,8 +254,9 @@ class Driver:
             case Dispatch():
                 self._submit(effect)
             case Refuse():
-                fault = refused(effect.decision, effect.rejection, self._revision)
-                self._streams[effect.request].finish(fault)
+                stream = self._streams[effect.request]
+                own = stream.request.ttft_ns
+                stream.finish(refused(effect.decision, effect.rejection, self._revision, own))
             case Fail():
                 fault = failed(effect.decision, effect.reason, self._revision)
                 self._streams[effect.request].finish(fault)
@@ -278,9 +276,24 @@ class Driver:
         assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
         stream = self._streams[effect.request]
         stream.sent(effect.decision, effect.attempt, self._last)
-        self._flights[effect.attempt] = Flight(stream=stream, engine=engine)
+        meter = Meter(bound_ns=effect.gap_ns)
+        self._flights[effect.attempt] = Flight(stream=stream, engine=engine, meter=meter)
         call = Call(dispatch=effect, request=stream.request, replay_output=stream.replay_output)
         engine.submit(call)
+
+    def _count(self, attempt: AttemptId, meter: Meter, tokens: int) -> None:
+        first, now = not meter.tokens, self._now()
+        meter.note(now, tokens)
+        self._moved[attempt] = meter.tokens
+        if self._tick_at is None:
+            self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS)
+        if first:
+            self._post(FirstToken(attempt))
+
+    def _shown(self, stream: Stream) -> StreamTiming:
+        """Return what a stream has shown so far."""
+        flight = None if stream.attempt is None else self._flights.get(stream.attempt)
+        return NO_STREAM if flight is None else flight.meter.timing()
 
     def _conclude(self, row: Concluded) -> None:
         stream = self._streams.pop(row.request)

@@ -172,6 +172,15 @@ REASONS: dict[Reason, Face] = {
 }
 """Every reason of the plane."""
 
+OWN_BOUND = Face(
+    400,
+    _INVALID,
+    "invalid_value",
+    "No first token can come that soon, even without a queue.",
+    param="x-slo-ttft-ms",
+)
+"""`DEADLINE_IMPOSSIBLE`, where the bound is a tighter one of the caller's own."""
+
 EDGES: dict[Edge, Face] = {
     Edge.NO_SUCH_PATH: Face(404, _INVALID, "not_found", "Nothing is served under this path."),
     Edge.METHOD: Face(405, _INVALID, "method_not_allowed", "The path does not take this method."),
@@ -248,9 +257,18 @@ class _Body(Struct, frozen=True):
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def refused(decision: DecisionId, rejection: Reject, revision: int) -> Fault:
-    """Return how a rejection at the door looks."""
+def refused(
+    decision: DecisionId,
+    rejection: Reject,
+    revision: int,
+    own_ttft_ns: DurationNs | None = None,
+) -> Fault:
+    """Return how a rejection at the door looks; `own_ttft_ns`: the bound that the caller gave."""
     face = REASONS[rejection.reason]
+    if rejection.reason is Reason.DEADLINE_IMPOSSIBLE and any(
+        one.gate is Gate.DEADLINE and one.threshold == own_ttft_ns for one in rejection.verdicts
+    ):
+        face = OWN_BOUND
     wait = rejection.retry_after_ns if face.retryable else None
     numbers = _own_numbers(rejection)
     detail = Detail(
