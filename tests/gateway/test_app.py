@@ -116,7 +116,7 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
         ({"headers": {"content-length": "99999999"}}, 413, "request_too_large", None),
         ({"body": b" " * 9_000_000}, 413, "request_too_large", None),
         ({"key": KEYS["narrow"], "model": "other", "max_tokens": 200}, 429, "insufficient_quota", None),
-        ({"headers": {"x-slo-ttft-ms": "1"}}, 503, "server_is_overloaded", None),
+        ({"headers": {"x-slo-ttft-ms": "1"}}, 400, "invalid_value", "x-slo-ttft-ms"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_is_refused_and_not_to_be_repeated(
@@ -134,6 +134,44 @@ async def test_what_cannot_be_is_refused_and_not_to_be_repeated(
     assert "retry-after" not in caller.headers
     if status == 405:
         assert caller.headers["allow"] == "POST"
+    gateway.finish()
+
+
+NESTED = 200_000
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["x", "tools", "messages", "stream_options", "metadata"],
+    ids=lambda name: f"in {name}",
+)
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"y":', "}")], ids=["lists", "objects"])
+async def test_a_body_nested_without_end_is_refused(field: str, left: str, right: str) -> None:
+    gateway = Gateway()
+    deep = left * NESTED + "1" + right * NESTED
+    whole = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"hi"}}],"{field}":{deep}}}'
+    for body in (whole, whole.replace('"content":"hi"', f'"content":"hi","y":{deep}')):
+        caller = await gateway.ask(body=body.encode()).done()
+        assert (caller.status, caller.error["code"]) == (400, "invalid_value")
+    gateway.finish()
+
+
+@pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])
+@pytest.mark.parametrize(
+    ("told", "class_ms", "status"),
+    [("1", 2_000.0, 400), ("1", 2.0, 400), ("60000", 1.0, 503), (None, 1.0, 503)],
+    ids=["own", "own, tighter than a class that is impossible too", "wider", "none"],
+)
+async def test_a_bound_that_nothing_can_meet_is_the_fault_of_whose_it_is(
+    header: str, told: str | None, class_ms: float, status: int
+) -> None:
+    gateway = Gateway(config=deployment(ttft_ms=class_ms))
+    caller = await gateway.ask(headers={} if told is None else {header: told}).done()
+    assert caller.status == status
+    detail = caller.error["headrace"]
+    assert (detail["reason"], detail["retryable"]) == ("deadline_impossible", False)
+    assert "measured" not in detail
+    assert ("x-llm-d-request-dropped-reason" in caller.headers) is (status == 503)
     gateway.finish()
 
 

@@ -4,14 +4,15 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNKS_MAX, identities
-from headrace.gateway.prompt import canonical, decode, estimate
+from headrace.gateway.prompt import Chat, canonical, decode, estimate
 
 
-def chat(*contents: object, **fields: object) -> bytes:
+def chat(*contents: object, **others: object) -> bytes:
     messages = [{"role": "user", "content": content} for content in contents]
-    return json.dumps({"model": "m", "messages": messages, **fields}).encode()
+    return json.dumps({"model": "m", "messages": messages, **others}).encode()
 
 
 def test_equal_prompts_are_equal_however_they_are_spelled() -> None:
@@ -29,6 +30,26 @@ def test_what_is_not_text_counts_nothing() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:" + "x" * 5_000}}
     with_image = canonical(decode(chat([{"type": "text", "text": "hi"}, image])))
     assert with_image == canonical(decode(chat("hi")))
+
+
+def test_null_is_as_good_as_nothing() -> None:
+    """Optional fields are nullable in OpenAI's schema, and some clients write them all."""
+    part = {"type": "text", "text": "hi"}
+    message: dict[str, object] = {"role": "user", "content": [part]}
+    plain = decode(json.dumps({"model": "m", "messages": [message]}).encode())
+    other = {"type": "image_url", "text": None}
+    message = {"role": "user", "content": [part, other], "tool_calls": None, "name": None}
+    names = (*(field.name for field in fields(Chat) if not field.required), "temperature")
+    nulls = decode(
+        json.dumps({"model": "m", "messages": [message], **dict.fromkeys(names)}).encode()
+    )
+    assert canonical(nulls) == canonical(plain)
+    assert bool(nulls.stream) is False
+    assert (nulls.output_cap, nulls.n or 1, nulls.cache_salt or "") == (None, 1, "")
+    assert not nulls.wants_usage
+    options = decode(chat("hi", stream=True, stream_options={"include_usage": None}))
+    assert options.stream
+    assert not options.wants_usage
 
 
 def test_a_longer_conversation_begins_like_the_shorter() -> None:

@@ -185,7 +185,7 @@ class App:
         """Return the request as the plane may know it, and what only the engine may."""
         text = prompt.canonical(chat)
         tokens, margin = prompt.estimate(text)
-        prefix = identities(self._secret, f"{chat.model}\0{chat.cache_salt}".encode(), text)
+        prefix = identities(self._secret, f"{chat.model}\0{chat.cache_salt or ''}".encode(), text)
         replay_output = None
         if self._limits.trusted_replay:
             told = _number(exchange, _REPLAY_INPUT)
@@ -205,7 +205,7 @@ class App:
             slo_class=_objective(exchange),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
-            stream=chat.stream,
+            stream=bool(chat.stream),
             fan_out=chat.n or 1,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
         )
@@ -225,6 +225,8 @@ def _decoded(content: bytes) -> prompt.Chat:
         raise _invalid(message, place.rstrip("`") or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _invalid("The body is not JSON.", None) from None
+    except RecursionError:
+        raise _invalid("The body is nested too deeply.", None) from None
 
 
 def _number(exchange: Exchange, *names: bytes) -> int | None:

@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 class Part(Struct):
     """A part of a message; what is not text counts nothing."""
 
-    text: str = ""
+    text: str | None = None
 
 
 class Message(Struct):
@@ -36,7 +36,7 @@ class Message(Struct):
 class StreamOptions(Struct):
     """How the answer is streamed."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Chat(Struct):
@@ -44,13 +44,13 @@ class Chat(Struct):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Meta(min_length=1)]
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     tools: Raw = Raw()
-    cache_salt: str = ""
+    cache_salt: str | None = None
 
     @property
     def output_cap(self) -> Tokens | None:
@@ -62,14 +62,18 @@ class Chat(Struct):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream is to end with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 _DECODER = msgspec.json.Decoder(Chat)
 
 
 def decode(body: bytes) -> Chat:
-    """Return the request; raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
+    """Return the request, null taken for absent as OpenAI does.
+
+    Raises `msgspec.DecodeError` or `msgspec.ValidationError`, and `RecursionError` for what is nested
+    too deeply, be it in a field that is skipped.
+    """
     return _DECODER.decode(body)
 
 
@@ -79,14 +83,20 @@ def canonical(chat: Chat) -> bytes:
     Tools come first, as in chat templates; what is appended to a conversation changes nothing
     before it.
     """
-    pieces = [bytes(chat.tools)]
+    pieces = [_present(chat.tools)]
     for message in chat.messages:
         content = message.content
         if isinstance(content, list):
-            content = "".join(part.text for part in content)
+            content = "".join(part.text or "" for part in content)
         pieces.append(f"\x1e{message.role}\x1f{content or ''}".encode())
-        pieces.append(bytes(message.tool_calls))
+        pieces.append(_present(message.tool_calls))
     return b"".join(pieces)
+
+
+def _present(value: Raw) -> bytes:
+    """Return what was written, nothing for null."""
+    content = bytes(value)
+    return b"" if content == b"null" else content
 
 
 def estimate(prompt: bytes) -> tuple[Tokens, Tokens]:
