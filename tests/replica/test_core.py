@@ -333,6 +333,20 @@ def test_crash_loses_what_is_not_finished() -> None:
         replica.submit(job(4, 4, 2), ns(18))
 
 
+@pytest.mark.parametrize("at", range(3, 60, 4))
+def test_a_crash_in_a_jump_keeps_what_was_done_of_it(at: int) -> None:
+    told = []
+    for jumps in (True, False):
+        replica = engine(small(64), ChunkedPrefill(), jumps=jumps)
+        for attempt in range(3):
+            replica.submit(job(attempt, 20, 40 + attempt), ZERO)
+        now = InstantNs(at * 1_000_000)
+        lost = replica.fail(now)
+        events = replica.advance(now)
+        told.append((lost, events, replica.totals(now), replica.report(now)))
+    assert told[0] == told[1]
+
+
 def test_snapshot_counts_what_is_held_and_what_is_still_to_do() -> None:
     replica = flat(blocks=64, budget=64)
     replica.submit(job(1, 100, 50), ZERO)

@@ -199,6 +199,7 @@ class Replica:
         What finished before is still there for `advance`; the engine takes no job after this.
         """
         self._live_to(now)
+        self._split(now)
         self._alive = False
         self._left = 0
         lost = list(self._batch.streams)
