@@ -77,6 +77,16 @@ def test_unequal_numbers_of_runs_are_told(tmp_path: Path, capsys: Output) -> Non
     assert capsys.readouterr() == ("", f"headrace: {base} has 1 runs, {other} has 2\n")
 
 
+def test_reports_without_runs_are_told(tmp_path: Path, capsys: Output) -> None:
+    base = report(tmp_path, "base")
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
+    capsys.readouterr()
+    for pair in ([str(empty), str(empty)], [base, str(empty)], [str(empty), base]):
+        assert main(["compare", *pair]) == 2
+        assert capsys.readouterr() == ("", f"headrace: {empty}: no runs in this report\n")
+
+
 def test_what_is_no_report_is_told(tmp_path: Path, capsys: Output) -> None:
     base = report(tmp_path, "base")
     wrong = tmp_path / "wrong.json"

@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -71,6 +75,9 @@ def test_each_load_offers_the_same_requests_so_much_faster(tmp_path: Path, capsy
         "small seed 0 load 2.5: 120 requests",
         f"report: {html}",
     ]
+    page = html.read_text()
+    assert "load, times the scenario&#x27;s own" in page
+    assert "offered work, GPU-s/s</text>" not in page
 
 
 def test_other_policies_run_beside_on_the_same_trace(tmp_path: Path, capsys: Output) -> None:
@@ -258,8 +265,11 @@ def test_a_scenario_offers_one_thing(tmp_path: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--load", "0"], "Must be > 0"),
-        (["--load", "1", "--load", "-3"], "Must be > 0"),
+        (["--load", "0"], "Must be >= 0.001"),
+        (["--load", "1", "--load", "-3"], "Must be >= 0.001"),
+        (["--load", "1e-300"], "Must be >= 0.001"),
+        (["--load", "nan"], "Must be <= 1000"),
+        (["--load", "1001"], "Must be <= 1000"),
         (["--beside", "magic"], "magic"),
         (["--seed", "x"], "x"),
     ],
@@ -269,6 +279,108 @@ def test_a_wrong_flag_is_told(
 ) -> None:
     assert main(["simulate", small(tmp_path), *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_load_beside_the_scenarios_own_is_bounded_as_a_whole(
+    tmp_path: Path, capsys: Output
+) -> None:
+    file = small(tmp_path, ("name: small", "name: small\nload: 0.01"))
+    assert main(["simulate", file, "--load", "0.01"]) == 2
+    assert capsys.readouterr().err == (
+        "headrace: load 0.01 times the scenario's own 0.01: expected 0.001 to 1000 in all\n"
+    )
+    assert main(["simulate", small(tmp_path, ("name: small", "name: small\nload: 1e-9"))]) == 2
+    assert ":2: " in capsys.readouterr().err
+
+
+LATE = {
+    "headrace": (
+        '{"format":"headrace.trace","version":1}\n'
+        '{"at_ns":0,"input_tokens":8,"output_tokens":8}\n'
+        '{"at_ns":9000000000000000000,"input_tokens":8,"output_tokens":8}\n'
+    ),
+    "azure": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-01-01 00:00:00,8,8\n"
+        "2093-01-01 00:00:00,8,8\n"
+    ),
+    "mooncake": (
+        '\n{"timestamp":0,"input_length":8,"output_length":8}\n'
+        '{"timestamp":8000000000000,"input_length":8,"output_length":8}\n'
+    ),
+    "arena": "arrival_s,tenant,input_length,output_length\n0,a,8,8\n9000000000,a,8,8\n",
+}
+
+
+@pytest.mark.parametrize("kind", list(LATE))
+def test_an_instant_that_no_trace_has_is_told_with_its_line(
+    tmp_path: Path, capsys: Output, kind: str
+) -> None:
+    (tmp_path / "trace").write_text(LATE[kind])
+    file = on_disk(tmp_path, f"{{path: trace, format: {{kind: {kind}}}}}")
+    assert main(["simulate", file]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"headrace: {tmp_path / 'trace'}:3: ")
+
+
+def test_requests_far_apart_take_no_time(tmp_path: Path) -> None:
+    row = '{"at_ns":%d,"input_tokens":8,"output_tokens":8}\n'
+    head = '{"format":"headrace.trace","version":1}\n'
+    (tmp_path / "trace").write_text(head + row % 0 + row % (9 * 365 * 86_400 * 10**9))
+    began = time.process_time()
+    assert main(["simulate", on_disk(tmp_path, "{path: trace}"), "--load", "1"]) == 0
+    assert time.process_time() - began < 5
+
+
+PREFIXES = (
+    ("output_max: 200}", "output_max: 200}\n      prefix: {tokens: 512, chunk_tokens: %d}"),
+    ("output: 60}", "output: 60}\n      prefix: {tokens: 512, chunk_tokens: %d}"),
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at", "message"),
+    [
+        ((256, 512), 23, "chunks of 512 tokens beside chunks of 256: a replica knows one size"),
+        ((8, 8), 18, "expected a multiple of 16, the tokens of a KV block"),
+    ],
+)
+def test_prefix_chunks_that_no_replica_knows_are_told(
+    tmp_path: Path, capsys: Output, sizes: tuple[int, int], at: int, message: str
+) -> None:
+    changes = [(old, new % size) for (old, new), size in zip(PREFIXES, sizes, strict=True)]
+    file = small(tmp_path, *changes)
+    assert main(["simulate", file]) == 2
+    err = capsys.readouterr().err
+    assert f"headrace: {file}:{at}: {message} at `$.mix.sources[" in err
+
+
+@pytest.mark.parametrize(("sizes", "message"), [((32, 64), "of 32 and of 64"), ((8, 8), "of 8")])
+def test_prefix_chunks_of_a_trace_are_asked_too(
+    tmp_path: Path, capsys: Output, sizes: tuple[int, int], message: str
+) -> None:
+    rows = [
+        f'{{"at_ns":0,"input_tokens":100,"output_tokens":8,"prefix":[1],"prefix_tokens":{size}}}'
+        for size in sizes
+    ]
+    (tmp_path / "trace").write_text(
+        "\n".join(['{"format":"headrace.trace","version":1}', *rows, ""])
+    )
+    assert main(["simulate", on_disk(tmp_path, "{path: trace}")]) == 2
+    assert f"prefixes in chunks {message}" in capsys.readouterr().err
+
+
+def test_a_terminal_that_lacks_characters_gets_question_marks(tmp_path: Path) -> None:
+    file = small(tmp_path, ("name: small", "name: 'Stra\u00dfe \u6c34'"))
+    start = "from headrace.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", start, "simulate", file]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for flags in ([], ["--seed", "1", "--seed", "2"]):
+        done = subprocess.run([*command, *flags], env=environ, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert b"Stra?e ?" in done.stdout
+        assert b"Traceback" not in done.stderr
 
 
 def test_a_missing_scenario_is_told(capsys: Output) -> None:

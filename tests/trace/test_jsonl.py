@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.trace import jsonl
 from headrace.trace.jsonl import read_jsonl, write_jsonl
 from headrace.trace.lines import TraceError
-from headrace.trace.row import ID_MAX, TOKENS_MAX, TraceRow, trace_hash
+from headrace.trace.row import AT_MAX, ID_MAX, TOKENS_MAX, TraceRow, trace_hash
 from headrace.units import InstantNs, Tokens
 
 HEADER = b'{"format":"headrace.trace","version":1}\n'
@@ -29,7 +29,7 @@ def any_row(draw: st.DrawFn) -> TraceRow:
     chunk = draw(st.integers(1, given_tokens))
     prefix = draw(st.lists(st.integers(0, ID_MAX), max_size=min(4, given_tokens // chunk)))
     fields = {
-        "at_ns": draw(st.integers(0, ID_MAX)),
+        "at_ns": draw(st.integers(0, AT_MAX)),
         "input_tokens": given_tokens,
         "output_tokens": made,
         "max_tokens": draw(st.none() | st.integers(made, TOKENS_MAX)),

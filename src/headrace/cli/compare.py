@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import Parameter
 
 from headrace.cli.errors import FAILED, OK, fail
+from headrace.cli.out import show
 from headrace.report.compare import Comparison, ManyComparison, NotComparable, compare_many
 from headrace.report.compare import compare as compare_two
 from headrace.report.summary import Summary
@@ -27,6 +28,9 @@ def compare(base: Report, other: Report, /, *, as_json: AsJson = False) -> int:
         return fail(told[0])
     if isinstance(told[1], str):
         return fail(told[1])
+    for path, runs in zip((base, other), told, strict=True):
+        if not runs:
+            return fail(f"{path}: no runs in this report")
     found: Comparison | ManyComparison
     try:
         if len(told[0]) == len(told[1]) == 1:
@@ -34,14 +38,14 @@ def compare(base: Report, other: Report, /, *, as_json: AsJson = False) -> int:
         else:
             found = compare_many(list(zip(told[0], told[1], strict=True)))
     except NotComparable as refused:
-        print(f"headrace: not comparable: {refused}", file=sys.stderr)
+        show(f"headrace: not comparable: {refused}", file=sys.stderr)
         return FAILED
     except ValueError:
         return fail(f"{base} has {len(told[0])} runs, {other} has {len(told[1])}")
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        show(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        print(render_comparison(found))
+        show(render_comparison(found))
     return OK
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import JournalRing, segment_paths
 from headrace.cli.errors import OK, fail
+from headrace.cli.out import show
 from headrace.model.evidence import DecisionRecord
 from headrace.policy.catalog import canonical
 from headrace.report.beside import side_by_side
@@ -21,12 +22,12 @@ from headrace.report.decisions import config_line, header_line, to_line
 from headrace.report.html import html_report
 from headrace.report.run import RunRecord
 from headrace.report.summary import Summary, summarise
-from headrace.report.sweep import SweepPoint, sweep_point
+from headrace.report.sweep import sweep_point
 from headrace.report.tables import render, render_summary
 from headrace.sim.experiment import simulate as run_one
 from headrace.sim.experiment import with_fifo_wait, without_control
 from headrace.sim.reading import load_scenario
-from headrace.sim.scenario import Scenario, rows_of
+from headrace.sim.scenario import LOAD_MAX, LOAD_MIN, Scenario, rows_of
 
 
 class Beside(StrEnum):
@@ -61,7 +62,7 @@ Loads = Annotated[
     Parameter(
         name="--load",
         negative=(),
-        validator=validators.Number(gt=0, lte=1_000),
+        validator=validators.Number(gte=LOAD_MIN, lte=LOAD_MAX),
         help="Offered rate as a multiple; may be given again.",
     ),
 ]
@@ -95,10 +96,15 @@ def simulate(  # noqa: PLR0913 - a command's options
         return fail(f"{journal}: holds a journal already")
     scenario = load_scenario(file)
     folders = trace_folders(file)
+    factors = loads or (1.0,)
+    for factor in factors:
+        if not LOAD_MIN <= scenario.load * factor <= LOAD_MAX:
+            own = f" times the scenario's own {scenario.load:g}" if scenario.load != 1.0 else ""
+            return fail(f"load {factor:g}{own}: expected {LOAD_MIN:g} to {LOAD_MAX:g} in all")
     runs: list[tuple[RunRecord, float]] = []
     with ExitStack() as open_files:
         sink, note = _logs(open_files, scenario, journal, decisions)
-        for factor in loads or (1.0,):
+        for factor in factors:
             offered = replace(scenario, load=scenario.load * factor)
             for seed in seeds or (scenario.seed,):
                 rows = rows_of(offered, seed, folders)
@@ -135,10 +141,15 @@ def _logs(
         sink = ring.put
     if decisions is not None:
         out = files.enter_context(decisions.open("wb"))
-        out.write(header_line())
-        out.write(config_line(1, canonical(scenario.deployment)))
+        config = config_line(1, canonical(scenario.deployment))
+        out.write(header_line() + config)
+        last = 0
 
         def note(record: DecisionRecord) -> None:
+            nonlocal last
+            if record.decision_id <= last:  # the driver came back and counts from its checkpoint
+                out.write(config)
+            last = record.decision_id
             out.write(to_line(record))
 
     return sink, note
@@ -153,18 +164,17 @@ def _write(
     if html is not None:
         points = [sweep_point(summary, factor) for summary, factor in told]
         page = html_report(
-            runs[0][0].scenario, [run for run, _ in runs[:4]], _swept(points, swept=swept)
+            runs[0][0].scenario,
+            [run for run, _ in runs[:4]],
+            points if swept else None,
+            load="load, times the scenario's own",
         )
         html.write_text(page, encoding="utf-8")
         _progress(f"report: {html}")
     if json == "-":
-        sys.stdout.write(_text(told))
+        show(_text(told), end="")
     else:
         _print(told)
-
-
-def _swept(points: list[SweepPoint], *, swept: bool) -> list[SweepPoint] | None:
-    return points if swept else None
 
 
 def _text(told: list[tuple[Summary, float]]) -> str:
@@ -177,15 +187,15 @@ def _text(told: list[tuple[Summary, float]]) -> str:
 def _print(told: list[tuple[Summary, float]]) -> None:
     summaries = [summary for summary, _ in told]
     if len(summaries) == 1:
-        print(render_summary(summaries[0]))
+        show(render_summary(summaries[0]))
         return
     by_trace: dict[str, list[Summary]] = {}
     for summary in summaries:
         by_trace.setdefault(summary.trace_hash, []).append(summary)
     for same in by_trace.values():
-        print(f"{same[0].scenario}, seed {same[0].seed}, trace {same[0].trace_hash[:12]}")
-        print(render(side_by_side(same)))
+        show(f"{same[0].scenario}, seed {same[0].seed}, trace {same[0].trace_hash[:12]}")
+        show(render(side_by_side(same)))
 
 
 def _progress(line: str) -> None:
-    print(line, file=sys.stderr)
+    show(line, file=sys.stderr)

@@ -14,6 +14,7 @@ from headrace.config.schema import Settings
 from headrace.config.tree import read_tree
 from headrace.sim.faults import Crash, Slow
 from headrace.sim.scenario import Scenario
+from headrace.units import BLOCK_TOKENS
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -52,6 +53,7 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
         for name in given:
             if name not in names:
                 yield f"$.assign.{field}.{name}", f"unknown name `{name}`"
+    yield from _chunks(scenario)
     replicas = sum(pool.replicas for pool in deployment.pools)
     for nth, fault in enumerate(scenario.faults):
         if isinstance(fault, Crash | Slow) and fault.replica >= replicas:
@@ -59,3 +61,20 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
                 f"$.faults[{nth}].replica",
                 f"no replica {fault.replica}: there are {replicas}, counted from 0",
             )
+
+
+def _chunks(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Yield (path, fault) of shared prefixes whose chunks no replica could tell apart."""
+    first: int | None = None
+    for nth, source in enumerate(scenario.mix.sources if scenario.mix is not None else ()):
+        if source.prefix is None:
+            continue
+        at, tokens = f"$.mix.sources[{nth}].prefix.chunk_tokens", source.prefix.chunk_tokens
+        first = tokens if first is None else first
+        if tokens != first:
+            yield (
+                at,
+                f"chunks of {tokens} tokens beside chunks of {first}: a replica knows one size",
+            )
+        elif tokens % BLOCK_TOKENS:
+            yield at, f"expected a multiple of {BLOCK_TOKENS}, the tokens of a KV block"

@@ -1,5 +1,6 @@
 """What is simulated: a deployment, a trace and what goes wrong."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,11 @@ from headrace.trace.lines import TraceError
 from headrace.trace.mix import Mix
 from headrace.trace.read import Format, Own, read_as
 from headrace.trace.reshape import assign, cap_lengths, head, scale
-from headrace.trace.row import TraceRow
+from headrace.trace.row import TraceRow, too_late
+from headrace.units import BLOCK_TOKENS
+
+LOAD_MIN, LOAD_MAX = 0.001, 1_000.0
+"""How much slower and faster than its own a trace may be offered."""
 
 
 class TraceFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +51,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trace: TraceFile | None = None
     mix: Mix | None = None
     """A generated trace instead of a file."""
-    load: Annotated[float, Meta(gt=0, le=1_000)] = 1.0
+    load: Annotated[float, Meta(ge=LOAD_MIN, le=LOAD_MAX)] = 1.0
     """Offered rate as a multiple of the trace's own: the same requests come so much faster."""
     assign: Assignment = Assignment()
     batching: Batching = ChunkedPrefill()
@@ -77,8 +82,24 @@ def rows_of(scenario: Scenario, seed: int, folders: tuple[Path, ...] = ()) -> li
         rows = _read(scenario.trace, folders)
     if scenario.load != 1.0:
         rows = scale(rows, scenario.load)
+    named = f"{scenario.name} (generated)" if scenario.trace is None else scenario.trace.path
+    for problem in _unfit(rows):
+        raise TraceError(Path(named), None, problem)
     given = scenario.assign
     return assign(rows, tenants=given.tenants, classes=given.classes, seed=seed)
+
+
+def _unfit(rows: list[TraceRow]) -> Iterator[str]:
+    """Yield what of a trace cannot be simulated, by any replica."""
+    if rows and (late := too_late(rows[-1].at)):
+        yield f"the last request {late}"
+    chunks = {row.prefix_tokens: None for row in rows if row.prefix}
+    if len(chunks) > 1:
+        several = " and of ".join(str(tokens) for tokens in sorted(chunks))
+        yield f"prefixes in chunks of {several} tokens: a replica knows one size"
+    for tokens in chunks:
+        if tokens % BLOCK_TOKENS:
+            yield f"prefixes in chunks of {tokens} tokens: expected a multiple of {BLOCK_TOKENS}"
 
 
 def _read(wanted: TraceFile, folders: tuple[Path, ...]) -> list[TraceRow]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from headrace.trace.lines import TraceError, numbered
-from headrace.trace.row import TraceRow
+from headrace.trace.row import TraceRow, too_late
 from headrace.units import NS_PER_S, InstantNs, Tokens
 
 HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -57,6 +57,8 @@ def read_azure(path: Path) -> list[TraceRow]:
             first = last = now
         if now < last:
             raise TraceError(path, line, "arrives before the row above it; expected rows by time")
+        if late := too_late(now - first):
+            raise TraceError(path, line, late)
         last = now
         rows.append(
             TraceRow(

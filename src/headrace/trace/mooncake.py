@@ -12,7 +12,7 @@ from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, json
 from headrace.model.ids import ModelName
 from headrace.trace.lines import TraceError, numbered
 from headrace.trace.reshape import spread
-from headrace.trace.row import ID_MAX, TOKENS_MAX, TraceRow
+from headrace.trace.row import ID_MAX, TOKENS_MAX, TraceRow, too_late
 from headrace.units import DurationNs, InstantNs, Tokens, ceil_div, ms
 
 BLOCK_TOKENS = 512
@@ -103,6 +103,8 @@ def read_mooncake(
                 first = last = now
             if now < last:
                 raise ValueError("arrives before the row above it; expected rows by time")  # noqa: TRY301
+            if late := too_late(now - first):
+                raise ValueError(late)  # noqa: TRY301
             last = now
             rows.append(_row(line, InstantNs(now - first), block_tokens))
         except (DecodeError, ValueError) as error:

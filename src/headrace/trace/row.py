@@ -11,12 +11,14 @@ from typing import Annotated
 from msgspec import Meta, Struct, json
 
 from headrace.model.ids import ClassName, ModelName, TenantId
-from headrace.units import InstantNs, Tokens
+from headrace.units import NS_PER_S, InstantNs, Tokens
 
 TOKENS_MAX = 2**31 - 1
 """Most tokens a row may hold on either side, so that sums over a trace stay in 64 bits."""
 ID_MAX = 2**63 - 1
-"""Largest instant and chunk id: what every JSON reader of 64-bit integers takes."""
+"""Largest chunk id: what every JSON reader of 64-bit integers takes."""
+AT_MAX = 10 * 366 * 86_400 * NS_PER_S
+"""Latest arrival, ten years in: what is later is a unit mistaken, not a trace."""
 
 _Count = Annotated[Tokens, Meta(ge=1, le=TOKENS_MAX)]
 _ChunkId = Annotated[int, Meta(ge=0, le=ID_MAX)]
@@ -33,7 +35,7 @@ class TraceRow(
 ):
     """One offered request. Bounds hold for rows read from files; code must keep them itself."""
 
-    at: Annotated[InstantNs, Meta(ge=0, le=ID_MAX)]
+    at: Annotated[InstantNs, Meta(ge=0, le=AT_MAX)]
     """Arrival in ns from the start of the trace; in a file that has dates, from its first row."""
     input_tokens: _Count
     """Prompt tokens, shared prefix included."""
@@ -70,6 +72,13 @@ class TraceRow(
                 f"an input of {self.input_tokens} tokens holds no {chunks} chunks"
                 f" of {self.prefix_tokens}"
             )
+
+
+def too_late(at: int) -> str | None:
+    """Return what is wrong with an arrival beyond `AT_MAX`, or None."""
+    if at <= AT_MAX:
+        return None
+    return f"arrives {at / NS_PER_S:.6g} s in; expected ten years at most"
 
 
 def trace_hash(rows: Iterable[TraceRow]) -> str:

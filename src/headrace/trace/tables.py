@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.model.ids import TenantId
 from headrace.trace.lines import TraceError, numbered
-from headrace.trace.row import TraceRow
+from headrace.trace.row import TraceRow, too_late
 from headrace.units import NS_PER_S, InstantNs, Tokens
 
 _COUNT = re.compile(r"\d{1,9}")
@@ -55,6 +55,8 @@ def read_arena(path: Path) -> list[TraceRow]:
             first = last = now
         if now < last:
             raise TraceError(path, line, "arrives before the row above it; expected rows by time")
+        if late := too_late(now - first):
+            raise TraceError(path, line, late)
         last = now
         rows.append(
             TraceRow(
