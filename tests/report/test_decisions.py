@@ -226,13 +226,16 @@ def test_a_revision_without_a_configuration_is_named(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (b"", "no decision log of version 1"),
+        (b"{}\n", "no decision log of version 1"),
+        (b'{"format":"headrace.decisions"}\n', "no decision log of version 1"),
         (b'{"format":"headrace.decisions","version":2}\n', "no decision log of version 1"),
+        (b'{"format":"headrace.decisions","version":1,"a":0}\n', "no decision log of version 1"),
         (header_line() + b"{}\n", "line 2: "),
         (header_line() + b'{"kind":"poem"}\n', "line 2: unknown kind 'poem'"),
         (header_line() + b'{"kind":"config","revision":1,"config":"{}"}\n', "line 2: configur"),
         (log_of(to_line(RECORDS[0])[:200]), "line 3: "),
     ],
-    ids=["empty", "version", "no kind", "kind", "config", "torn"],
+    ids=["empty", "bare", "half", "version", "more", "no kind", "kind", "config", "torn"],
 )
 def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "decisions.jsonl"
@@ -244,6 +247,33 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, content: bytes, w
 def test_equal_records_give_equal_bytes_and_one_line_each() -> None:
     assert list(map(to_line, RECORDS)) == list(map(to_line, decided()))
     assert all(to_line(record).count(b"\n") == 1 for record in RECORDS)
+
+
+@pytest.mark.parametrize("change", ["dropped", "doubled", "swapped"])
+@pytest.mark.parametrize("at", range(1, len(RECORDS) - 1, 7))
+def test_a_line_out_of_its_place_is_named(tmp_path: Path, change: str, at: int) -> None:
+    lines = list(map(to_line, RECORDS))
+    match change:
+        case "dropped":
+            del lines[at]
+        case "doubled":
+            lines.insert(at, lines[at])
+        case _:
+            lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    found = verify_decisions(written(tmp_path, *lines))
+    assert isinstance(found, Differs)
+    assert found.field == "decision_id"
+    assert found.line == 3 + at + (change == "doubled")
+    assert found.recomputed == RECORDS[at].decision_id + (change == "doubled")
+
+
+def test_a_driver_that_comes_back_counts_from_its_checkpoint(tmp_path: Path) -> None:
+    lines, again = list(map(to_line, RECORDS)), config_line(1, canonical(CONFIG))
+    path = written(tmp_path, *lines, again, *lines[10:])
+    assert verify_decisions(path) == Verified(count=2 * len(lines) - 10)
+    newer = config_line(2, canonical(CONFIG))
+    found = verify_decisions(written(tmp_path, *lines, newer, *lines[10:]))
+    assert isinstance(found, Differs)  # a change of configuration starts nothing anew
 
 
 JSON = st.recursive(

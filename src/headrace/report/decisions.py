@@ -28,11 +28,11 @@ from headrace.report.stats import ratio
 from headrace.units import DurationNs, InstantNs, mib_ceil, to_ms
 
 
-class Header(Struct, frozen=True, kw_only=True):
+class Header(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first line of a log."""
 
-    format: Literal["headrace.decisions"] = "headrace.decisions"
-    version: Literal[1] = 1
+    format: Literal["headrace.decisions"]
+    version: Literal[1]
 
 
 class SloMs(Struct, frozen=True, kw_only=True, gc=False):
@@ -164,7 +164,7 @@ _KIND = msgspec.json.Decoder(_Kind)
 
 def header_line() -> bytes:
     """Return a log's first line."""
-    return _ENCODER.encode(Header()) + b"\n"
+    return _ENCODER.encode(Header(format="headrace.decisions", version=1)) + b"\n"
 
 
 def config_line(revision: int, config: bytes) -> bytes:
@@ -217,18 +217,26 @@ def verify_decisions(path: Path) -> Verified | Differs:
 
     Entry decisions are made again by the policies of their revision, placements by those in force
     where they stand (a change moves what still waits), header fields from the evidence; then the
-    line's own check. Raises `BadLog` where a line cannot be read.
+    line's own check. Decisions are numbered without a gap: one that is missing, doubled or out of
+    place differs in its `decision_id`. A driver that came back repeats its configuration, and
+    counts from its checkpoint. Raises `BadLog` where a line cannot be read.
     """
     configs: dict[int, PlaneConfig] = {}
     in_force: PlaneConfig | None = None
-    count = 0
+    count = revision = 0
+    due: int | None = None
     for number, line, content in _numbered(path):
         if isinstance(line, ConfigLine):
             try:
                 in_force = configs[line.revision] = decode(line.config.encode())
             except msgspec.MsgspecError as error:
                 raise BadLog(f"line {number}: configuration: {error}") from error
+            due = due if line.revision > revision else None
+            revision = line.revision
             continue
+        if due is not None and line.decision_id != due:
+            return _differs(number, line, ("decision_id", line.decision_id, due))
+        due = line.decision_id + 1
         config = configs.get(line.policy_revision)
         if config is None or in_force is None:
             known = sorted(configs)
