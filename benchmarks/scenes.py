@@ -52,7 +52,9 @@ def poisson(deployment: PlaneConfig, rate: float, duration_s: float, lengths: Le
 def met_work(run: RunRecord, *, since_s: float = 0.0, until_s: float | None = None) -> float:
     """Return GPU-seconds of met requests that arrived in a span, per second of the span.
 
-    Work is that of the true lengths as if nothing were cached: alike for every policy.
+    Work is that of the true lengths as if nothing were cached: alike for every policy. Counted by
+    arrival, so what meets its SLO after the span's end counts as well: at most one bound's worth,
+    since what waits longer has missed its first token, which is small beside a span of minutes.
     """
     end = run.span_ns / NS_PER_S if until_s is None else until_s
     met = {row.request for row in run.rows if row.met}

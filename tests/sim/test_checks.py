@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from headrace.model.deployment import TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Refuse
 from headrace.model.event import Ended, Event, FirstToken, ReplicaUp
-from headrace.model.ids import AttemptId, Incarnation, RequestId
-from headrace.model.slo import Indicators, indicators
+from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId
+from headrace.model.slo import Indicators, Outcome, indicators
 from headrace.plane import dispatch, entry, machine, streams
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Flight, Ledger
@@ -24,8 +24,8 @@ from headrace.sim.checks import Broken
 from headrace.sim.faults import Crash, Leavers
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
-from headrace.units import InstantNs
-from tests.sim.scenes import deployment, run, scenario, source
+from headrace.units import InstantNs, Tokens
+from tests.sim.scenes import burst, deployment, run, scenario, source
 
 ROOT = Path(__file__).parents[2]
 Patch = pytest.MonkeyPatch
@@ -301,6 +301,19 @@ def test_quota_that_is_given_back_twice(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Ledger, "settle", twice)
     caught("INV-4")
+
+
+@pytest.mark.parametrize("strange", [{"model": ModelName("nobody")}, {"slo_class": "nothing"}])
+def test_a_refusal_by_contract_that_looks_at_no_bucket_is_no_leak(strange: dict[str, Any]) -> None:
+    """A bucket above its limit stays so until somebody looks; a stranger is no reason to."""
+    limits = (TenantSpec(name="a", tpm_limit=100_000, rpm_limit=1_000), TenantSpec(name="b"))
+    long, short = burst(3, made=1_500), burst(1, at_s=8.0, made=5)
+    strangers = [replace(one, **strange) for one in burst(2, at_s=30.0)]
+    asked = [*long, *short, *strangers, *burst(1, at_s=31.0, made=5)]
+    rows = [replace(row, max_tokens=Tokens(4_000)) for row in asked]
+    ran = run(scenario(config=deployment(1, tenants=limits)), 0, rows)
+    assert len(ran.rows(admitted=False)) == 2
+    assert len(ran.rows(outcome=Outcome.SUCCESS)) == 5
 
 
 def test_a_request_rate_that_counts_twice(monkeypatch: Patch) -> None:

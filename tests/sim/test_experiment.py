@@ -1,15 +1,23 @@
 """A run leaves one row for each offered request, under a label that says which policy it was."""
 
+from itertools import permutations
+
+import pytest
 from msgspec.structs import replace
 
-from headrace.model.deployment import TenantSpec
+from headrace.config.profiles import load_profile
+from headrace.model.decision import Reason
+from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
+from headrace.model.event import ReplicaReported
+from headrace.model.ids import ClassName, ModelName
 from headrace.model.slo import Outcome
+from headrace.policy.catalog import PlaneConfig
 from headrace.sim.experiment import describe, simulate, with_fifo_wait, without_control
 from headrace.sim.faults import Crash, Leavers
 from headrace.sim.scenario import rows_of
-from headrace.trace.row import trace_hash
+from headrace.trace.row import TraceRow, trace_hash
 from headrace.units import NS_PER_S
-from tests.sim.scenes import burst, deployment, run, scenario, source
+from tests.sim.scenes import burst, deployment, profile, run, scenario, source
 
 
 def test_a_policy_is_described_in_a_few_words() -> None:
@@ -66,6 +74,92 @@ def test_service_and_queues_are_sampled_once_a_second() -> None:
 def test_weights_and_objectives_travel_with_the_run() -> None:
     config = deployment(tenants=(TenantSpec(name="a", weight=3), TenantSpec(name="b")))
     assert simulate(scenario(config=config, rows=10), 0).weights == {"a": 3}
+
+
+TWO = (ModelSpec(name="m", aliases=("main",)), ModelSpec(name="big"))
+
+
+def two_models(*order: int) -> PlaneConfig:
+    """Return two models, one with a pool a class, their pools declared in some order."""
+    slower = load_profile("a100-70b-tp4")
+    pools = (
+        PoolSpec(name="small", model="m", profile=profile()),
+        PoolSpec(name="big-chat", model="big", profile=slower, classes=("chat",)),
+        PoolSpec(
+            name="big-batch",
+            model="big",
+            profile=load_profile("a100-8b-tp1"),
+            classes=("batch",),
+        ),
+    )
+    chosen = tuple(pools[at] for at in order)
+    return replace(deployment(), models=TWO, pools=chosen)
+
+
+def test_work_is_priced_by_the_pool_that_would_serve_it() -> None:
+    names = (None, "m", "main", "big")
+    rows = [
+        replace(burst(1)[0], model=None if name is None else ModelName(name), slo_class=kind)
+        for name in names
+        for kind in (ClassName("chat"), ClassName("batch"))
+    ]
+    first, *others = (
+        [one.work_ns for one in simulate(scenario(config=two_models(*order)), 0, rows).offered]
+        for order in permutations(range(3))
+    )
+    assert all(work == first for work in others)
+    mine = profile().work_ns(200, 0, 50)
+    assert first[:6] == [mine] * 6  # by its default, its name and its alias
+    assert len({mine, first[6], first[7]}) == 3  # of the other model, each class on its own pool
+
+
+def test_work_that_nobody_serves_has_a_price_too() -> None:
+    rows = [replace(burst(1)[0], model=ModelName("nobody's"))]
+    (one,) = simulate(scenario(config=two_models(1, 0, 2)), 0, rows).offered
+    assert one.work_ns > 0
+
+
+def test_without_control_nobody_is_refused_for_a_full_queue() -> None:
+    config = deployment(1)
+    tight = tuple(replace(one, tenant_queue=3, queue=4) for one in config.classes)
+    one = scenario(config=replace(config, classes=tight))
+    rows = burst(600)
+    for policy, full in ((lambda s: s, True), (without_control, False)):
+        reasons = {row.reason for row in simulate(policy(one), 0, rows).rows}
+        assert (Reason.TENANT_QUEUE_FULL in reasons) is full
+
+
+def far_apart(gap_s: float) -> list[TraceRow]:
+    """Return three requests with nothing between them."""
+    return [row for nth in range(3) for row in burst(1, at_s=nth * gap_s)]
+
+
+def test_nobody_is_polled_while_nothing_happens() -> None:
+    ran = run(scenario(), 0, far_apart(100_000_000.3))
+    told = [record.now for record in ran.records() if isinstance(record.event, ReplicaReported)]
+    assert len(told) < 20
+    assert {at % NS_PER_S for at in told} == {0}  # as if they had never stopped
+    for row in ran.rows():
+        latest = max(at for at in told if at <= row.entry.arrived_at)
+        assert row.entry.arrived_at - latest < NS_PER_S
+
+
+def test_what_is_polled_in_between_changes_nothing() -> None:
+    rows = far_apart(7.3)
+    ran = run(scenario(), 0, rows)
+    assert [row.ended_at - row.entry.arrived_at for row in ran.rows()] == pytest.approx(
+        [ran.row(1).ended_at] * 3, rel=0.1
+    )
+
+
+def test_a_pause_is_sampled_as_one() -> None:
+    rows = [*burst(600, at_s=0.99), *burst(600, at_s=500.0)]
+    left = simulate(scenario(config=deployment(1)), 0, rows)
+    waiting = [sum(sample.waiting.values()) for sample in left.samples]
+    first = next(nth for nth, number in enumerate(waiting) if number)
+    paused = next(nth for nth in range(first, len(waiting)) if not waiting[nth])
+    assert left.samples[paused].at < 60 * NS_PER_S  # not only when the next one came
+    assert sum(left.samples[paused].work_ns.values()) > 0
 
 
 def test_load_brings_the_same_requests_sooner() -> None:

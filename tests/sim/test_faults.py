@@ -18,11 +18,15 @@ from headrace.model.event import (
     ReplicaUp,
 )
 from headrace.model.ids import AttemptId, RequestId, TenantId
+from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
-from headrace.plane.journal import Checkpoint, Record, frames
+from headrace.plane.journal import Checkpoint, Record, Verified, frames, verify
 from headrace.plane.streams import EPOCH_BITS
-from headrace.sim.faults import Crash, Leavers, Reports, Restart, Slow
+from headrace.report.groups import Latency
+from headrace.report.summary import summarise
+from headrace.sim.experiment import record, without_control
+from headrace.sim.faults import Crash, Fault, Leavers, Reports, Restart, Slow
 from headrace.sim.scenario import rows_of
 from headrace.sim.world import World
 from headrace.trace.mix import Fixed
@@ -303,10 +307,103 @@ def test_a_replica_that_is_up_is_announced_again_in_the_same_life(restarted: Ran
     assert before == after
 
 
+def apart(count: int = 12) -> list[TraceRow]:
+    """Return long answers that never meet, so that none changes another."""
+    return [row for nth in range(count) for row in burst(1, at_s=60.0 * nth, made=150)]
+
+
+def figures(ran: Ran) -> Latency:
+    """Return the latencies of a run."""
+    return summarise(record(ran.world, [], "by hand")).total.latency
+
+
+SLOW = (Slow(replica=0, factor=20.0),)  # gaps far above their bound
+
+
+def lonely(*faults: Fault) -> Ran:
+    """Return a run of answers that never meet, on one slow replica."""
+    one = scenario(config=deployment(1), faults=(*SLOW, *faults), noise_percent=0.0)
+    return run(one, 0, apart())
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Leavers(share=1.0, within_s=15.0),),
+        tuple(Crash(replica=0, at_s=60.0 * n + 5, back_after_s=1.0) for n in range(12)),
+        tuple(
+            Crash(replica=0, at_s=60.0 * n + 5, streams_break=False, back_after_s=1.0)
+            for n in range(12)
+        ),
+        tuple(
+            Crash(replica=0, at_s=60.0 * n + 5, streams_break=False, noticed_after_s=3.0,
+                  back_after_s=1.0)
+            for n in range(12)
+        ),
+        (
+            *(Crash(replica=0, at_s=60.0 * n + 5, streams_break=False, noticed_after_s=20.0,
+                    back_after_s=30.0) for n in range(12)),
+            Leavers(share=0.5, within_s=20.0),
+        ),
+    ],
+    ids=["left", "broke", "silent", "relieved", "silent and left"],
+)  # fmt: skip
+def test_streams_cut_short_do_not_look_better(faults: tuple[Fault, ...]) -> None:
+    whole, cut = lonely(), lonely(*faults)
+    patient, told = figures(whole), figures(cut)
+    assert {row.outcome for row in whole.rows()} == {Outcome.SUCCESS}
+    started = 0
+    for mine, its in zip(cut.rows(), whole.rows(), strict=True):
+        shown, all_of_it = mine.timing or NO_STREAM, its.timing
+        assert all_of_it is not None
+        assert shown.first_at in (None, all_of_it.first_at)
+        assert shown.tokens <= all_of_it.tokens
+        if mine.outcome is not Outcome.SUCCESS and shown.tokens > 1:
+            assert shown.gaps_over == shown.tokens - 1
+        ended = mine.timing.last_at if mine.timing is not None else None
+        assert ended is None or ended <= mine.ended_at
+        started += shown.tokens > 0
+    assert sum(row.outcome is not Outcome.SUCCESS for row in cut.rows()) >= 5
+    assert started >= 8
+    assert told.ttft is not None
+    assert told.ttft.count == started
+    assert told.gaps is not None
+    assert patient.gaps is not None
+    assert told.gaps.p99_le_ns >= patient.gaps.p99_le_ns
+    assert told.gaps.p50_le_ns >= patient.gaps.p50_le_ns
+    assert told.stall is not None
+    assert patient.stall is not None
+    assert told.stall.p50_ns >= 0.9 * patient.stall.p50_ns
+
+
+def test_a_crash_shows_the_same_to_who_hears_of_it_sooner_or_later() -> None:
+    crash = Crash(replica=0, at_s=1.0, noticed_after_s=0.5)
+    loud, silent = crashed(crash), crashed(replace(crash, streams_break=False))
+    for one, other in zip(loud.rows(), silent.rows(), strict=True):
+        assert one.timing == other.timing
+    assert sum((row.timing or NO_STREAM).tokens > 10 for row in loud.rows()) == 10
+
+
+def test_who_is_cut_off_is_not_said_to_have_left() -> None:
+    rows = [*burst(300, made=2_000)]
+    one = scenario(config=deployment(1), drain_s=1.0)
+    ran = run(without_control(one), 0, rows, check=False)
+    sent, waiting = ran.rows(outcome=Outcome.TIMEOUT), ran.rows(outcome=Outcome.CLIENT_CANCEL)
+    assert len(sent) + len(waiting) == 300
+    assert {row.replica is None for row in sent} == {False}
+    assert {row.replica is None for row in waiting} == {True}  # the plane knows no other end
+    assert min((row.timing or NO_STREAM).tokens for row in sent) >= 0
+    assert max((row.timing or NO_STREAM).tokens for row in sent) > 10
+    left = record(ran.world, [], "by hand")
+    assert left.cut_off == 300
+    assert not ran.world.plane.state.live
+    assert isinstance(verify(ran.segments), Verified)
+
+
 def test_what_cannot_end_in_time_is_cut_off() -> None:
     ran = run(scenario(config=deployment(1), drain_s=1.0), 0, burst(5, made=2_000), check=False)
     assert len(ran.world.cut_off) == 5
-    assert {row.outcome for row in ran.rows()} == {Outcome.CLIENT_CANCEL}
+    assert {row.outcome for row in ran.rows()} == {Outcome.TIMEOUT}  # nobody left
     assert {row.ended_at for row in ran.rows()} == {ran.world.now}
 
 

@@ -148,7 +148,7 @@ FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("request goodput", "requests/s", lambda s: s.total.request_goodput),
     ("token goodput", "tokens/s", lambda s: s.total.token_goodput),
     ("success per request", "", lambda s: s.total.success_per_request),
-    ("attempts per request", "", lambda s: s.total.retry_amplification),
+    ("attempts per request (no retries yet)", "", lambda s: s.total.retry_amplification),
 )
 """What is shown of both runs, denominators first: attainment and goodput, never one alone."""
 

@@ -22,7 +22,7 @@ from headrace.report.stats import (
     quantiles,
     ratio,
 )
-from headrace.units import NS_PER_S, ceil_div
+from headrace.units import NS_PER_S, DurationNs, ceil_div
 
 
 class EntryResult(StrEnum):
@@ -90,18 +90,18 @@ class Group(Struct, frozen=True, kw_only=True):
     attained_offered: float | None
     """met / offered."""
     request_goodput: float | None
-    """Requests that met, per second of the span."""
+    """Requests that met, per second of `Summary.served_ns`."""
     token_goodput: float | None
     """Their output tokens, per second."""
     work_goodput: float | None
     """Their work, GPU-seconds per second."""
     work_rate: float | None
-    """Work offered, GPU-seconds per second."""
+    """Work offered, GPU-seconds per second of arrivals."""
     work_attained: float | None
     """Work that met / work offered."""
     attempts: int
     retry_amplification: float | None
-    """Attempts per logical request. An offered retry is an attempt of its own."""
+    """Attempts per logical request: 1, as nothing is retried yet."""
     success_per_request: float | None
     """Successes per logical request."""
     cached_tokens: int
@@ -119,6 +119,31 @@ class Group(Struct, frozen=True, kw_only=True):
     def unmet_work_ns(self) -> int:
         """Offered work that did not meet its objective: who suffers most has most of it."""
         return self.work_ns - self.met_work_ns
+
+
+class Times(Struct, frozen=True, kw_only=True, gc=False):
+    """What rates are per; the same for every part of a run, so that parts add up."""
+
+    span_ns: DurationNs
+    """From the first arrival to the last."""
+    served_ns: DurationNs
+    """From the first arrival to the end of the last request that met, and no less than the span.
+
+    Dividing what drains after the last arrival by the span would credit machines with more than
+    they can do.
+    """
+
+
+def times_of(span_ns: DurationNs, rows: Iterable[Concluded]) -> Times:
+    """Return what the rates of a run are per."""
+    first = last = None
+    for row in rows:
+        arrived = row.entry.arrived_at
+        first = arrived if first is None else min(first, arrived)
+        if row.met:
+            last = row.ended_at if last is None else max(last, row.ended_at)
+    drained = 0 if first is None or last is None else last - first
+    return Times(span_ns=span_ns, served_ns=DurationNs(max(span_ns, drained)))
 
 
 class Cell:
@@ -203,15 +228,15 @@ class Cell:
         for name, values in part.measured.items():
             self.measured[name] += values
 
-    def group(self, tenant: TenantId | None, slo_class: ClassName | None, span_ns: int) -> Group:
-        """Return the population's figures, rates per `span_ns`."""
+    def group(self, tenant: TenantId | None, slo_class: ClassName | None, times: "Times") -> Group:
+        """Return the population's figures: what was offered per span, what met per time served."""
         admitted = sum(self.outcomes.values())
         rejected = self.entry[EntryResult.REJECTED]
         assert sum(self.entry.values()) == self.offered, "an offered request has one entry result"
         assert sum(self.rejected_by.values()) == rejected, "a rejection has one reason"
         entered = admitted + rejected + self.entry[EntryResult.LEFT_BEFORE]
         assert entered == self.offered, "an admitted request has one outcome"
-        span = span_ns / NS_PER_S
+        span, served = times.span_ns / NS_PER_S, times.served_ns / NS_PER_S
         return Group(
             tenant=tenant,
             slo_class=slo_class,
@@ -232,9 +257,9 @@ class Cell:
             missed_by=_sorted(self.missed_by),
             attained_admitted=ratio(self.met, admitted),
             attained_offered=ratio(self.met, self.offered),
-            request_goodput=ratio(self.met, span),
-            token_goodput=ratio(self.met_output, span),
-            work_goodput=ratio(self.met_work / NS_PER_S, span),
+            request_goodput=ratio(self.met, served),
+            token_goodput=ratio(self.met_output, served),
+            work_goodput=ratio(self.met_work / NS_PER_S, served),
             work_rate=ratio(self.work / NS_PER_S, span),
             work_attained=ratio(self.met_work, self.work),
             attempts=self.offered,

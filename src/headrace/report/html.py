@@ -136,7 +136,8 @@ def _card(one: Summary, index: int, told: Sequence[Summary]) -> str:
     rates = (
         f"{words.percent(total.work_attained)} of {words.three(total.work_rate)} offered<br>"
         f"{words.three(total.request_goodput)} requests/s<br>"
-        f"{words.three(total.token_goodput)} tokens/s"
+        f"{words.three(total.token_goodput)} tokens/s<br>"
+        f"served in {words.three(to_seconds(one.served_ns))} s"
     )
     goodput = f"{words.three(total.work_goodput)} <small>GPU-s/s</small>"
     offered, admitted = words.count(total.offered), words.count(total.admitted)
@@ -266,8 +267,9 @@ def _left(right: bool) -> str:
 def _footer(told: Sequence[Summary]) -> str:
     percentiles = told[0].percentiles if told else "nearest rank"
     notes = {
-        "Goodput": "what met every declared bound and succeeded, per second from the first"
-        " offered request to the last",
+        "Goodput": "what met every declared bound and succeeded, per second from the first arrival"
+        " to the last, or to the end of the last that met if that is later; offered rates are per"
+        " second of arrivals",
         "Attainment": "met / admitted, and met / offered beside it; whatever ended after"
         " admission without success is a miss",
         "Work": "GPU time of a request's true lengths at the profile's reference batch, as if"

@@ -1,7 +1,7 @@
-"""Do the records agree with Little's law, L = lambda * W? (DEM-6)
+"""How many are inside, how fast do they come, how long do they stay: L = lambda * W (DEM-6).
 
-A consistency check beside the tail percentiles, never a promise about them: the number inside is
-counted by walking through arrivals and departures, the time by adding up what each request took.
+Means beside the tail percentiles, never a promise about them. Over a run that begins and ends empty
+Little's law is an identity, so these figures check nothing: they say what the means were.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ from headrace.report.stats import rounded
 from headrace.units import NS_PER_S
 
 
-class LittleCheck(Struct, frozen=True, kw_only=True):
-    """L, lambda and W of one place, each measured on its own."""
+class Means(Struct, frozen=True, kw_only=True):
+    """L, lambda and W of one place."""
 
     place: str
     """`system` (from arrival to end) or `queue` (from arrival to dispatch)."""
@@ -26,11 +26,7 @@ class LittleCheck(Struct, frozen=True, kw_only=True):
     rate: float
     """lambda: arrivals per second, over the time from the first arrival to the last departure."""
     mean_time_s: float
-    """W: what the requests took on average."""
-    predicted_time_s: float
-    """L / lambda: what W must be."""
-    consistent: bool
-    """Whether the two agree, exactly: in whole nanoseconds."""
+    """W: what the requests took on average, which is L / lambda."""
 
 
 def little(inside: float, rate: float) -> float:
@@ -38,14 +34,14 @@ def little(inside: float, rate: float) -> float:
     return inside / rate
 
 
-def little_checks(rows: Iterable[Concluded]) -> tuple[LittleCheck, ...]:
-    """Return the checks of system and queue over the admitted requests; none of nothing."""
+def means(rows: Iterable[Concluded]) -> tuple[Means, ...]:
+    """Return the means of system and queue over the admitted requests; none of nothing."""
     admitted = [row for row in rows if row.admitted]
     system = [(row.entry.arrived_at, row.ended_at) for row in admitted]
     queue = [stay for row in admitted if (stay := _queued(row)) is not None]
     found = (
-        _check("system", system, 0),
-        _check("queue", queue, len(admitted) - len(queue)),
+        _means("system", system, 0),
+        _means("queue", queue, len(admitted) - len(queue)),
     )
     return tuple(check for check in found if check is not None)
 
@@ -60,33 +56,19 @@ def _queued(row: Concluded) -> tuple[int, int] | None:
     return arrived, arrived + row.indicators.route_ns + row.indicators.queue_ns
 
 
-def _check(place: str, stays: Sequence[tuple[int, int]], unknown: int) -> LittleCheck | None:
+def _means(place: str, stays: Sequence[tuple[int, int]], unknown: int) -> Means | None:
     if not stays:
         return None
     span = max(left for _, left in stays) - min(came for came, _ in stays)
     if span <= 0:
         return None
-    area, total = _area(stays), sum(left - came for came, left in stays)
-    inside, rate = area / span, len(stays) * NS_PER_S / span
-    return LittleCheck(
+    inside = sum(left - came for came, left in stays) / span
+    rate = len(stays) * NS_PER_S / span
+    return Means(
         place=place,
         requests=len(stays),
         unknown=unknown,
         mean_inside=rounded(inside),
         rate=rounded(rate),
-        mean_time_s=rounded(total / len(stays) / NS_PER_S),
-        predicted_time_s=rounded(little(inside, rate)),
-        consistent=area == total and all(left >= came for came, left in stays),
+        mean_time_s=rounded(little(inside, rate)),
     )
-
-
-def _area(stays: Sequence[tuple[int, int]]) -> int:
-    """Return the integral of how many are inside, by walking through every move in time."""
-    moves = sorted([(came, 1) for came, _ in stays] + [(left, -1) for _, left in stays])
-    area = inside = 0
-    before = moves[0][0]
-    for at, step in moves:
-        area += inside * (at - before)
-        inside += step
-        before = at
-    return area

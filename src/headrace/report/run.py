@@ -58,7 +58,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     trace_hash: str
     """Identity of the offered population; runs only compare if it is equal (SLO-5)."""
     span_ns: DurationNs
-    """From the first arrival to the last: the time that rates are per."""
+    """From the first arrival to the last: the time that what was offered is per."""
     end_ns: InstantNs
     """When the last request ended."""
     offered: list[Offered]
@@ -69,4 +69,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     slos: tuple[Slo, ...] = ()
     weights: dict[TenantId, int] = {}
     """Weights of tenants that are not 1: the fair shares that served work is held against."""
+    cut_off: int = 0
+    """Requests that had not ended when the run had to: on a replica they timed out, waiting they
+    are recorded as if their callers had left."""
     formula: str = FORMULA_REVISION

@@ -11,8 +11,8 @@ from msgspec import Struct
 from headrace.model.effect import Concluded
 from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
 from headrace.report.fairness import Fairness, fairness
-from headrace.report.groups import Cell, EntryResult, Group, entry_result, merged
-from headrace.report.littles_law import LittleCheck, little_checks
+from headrace.report.groups import Cell, EntryResult, Group, Times, entry_result, merged, times_of
+from headrace.report.littles_law import Means, means
 from headrace.report.objectives import ObjectiveResult, objective_results
 from headrace.report.run import Offered, ReplicaTotals, RunRecord
 from headrace.report.stats import PERCENTILES, decile_edges, decile_of, ratio
@@ -54,7 +54,7 @@ class Engines(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """One run in figures. Rates are per `span_ns`; floats are rounded as they are written."""
+    """One run in figures. Floats are rounded as they are written."""
 
     label: str
     scenario: str
@@ -64,7 +64,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     percentiles: str
     """How percentiles are defined."""
     span_ns: DurationNs
+    """From the first arrival to the last: what offered rates are per."""
+    served_ns: DurationNs
+    """Up to the end of the last request that met, if that is later: what goodput is per."""
     end_ns: InstantNs
+    cut_off: int
+    """Requests that had not ended when the run had to."""
     total: Group
     by_class: tuple[Group, ...]
     by_tenant: tuple[Group, ...]
@@ -73,7 +78,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     deciles: tuple[Decile, ...]
     engines: Engines
     fairness: Fairness
-    little: tuple[LittleCheck, ...]
+    little: tuple[Means, ...]
 
 
 def summarise(run: RunRecord) -> Summary:
@@ -88,7 +93,7 @@ def summarise(run: RunRecord) -> Summary:
         cell.add(offered, rows[offered.request])
     tenants = sorted({tenant: None for tenant, _ in cells})
     classes = sorted({slo_class: None for _, slo_class in cells})
-    span = run.span_ns
+    times = times_of(run.span_ns, run.rows)
     return Summary(
         label=run.label,
         scenario=run.scenario,
@@ -96,20 +101,22 @@ def summarise(run: RunRecord) -> Summary:
         trace_hash=run.trace_hash,
         formula=run.formula,
         percentiles=PERCENTILES,
-        span_ns=span,
+        span_ns=times.span_ns,
+        served_ns=times.served_ns,
         end_ns=run.end_ns,
-        total=merged(cells.values()).group(None, None, span),
+        cut_off=run.cut_off,
+        total=merged(cells.values()).group(None, None, times),
         by_class=tuple(
-            merged(cell for key, cell in cells.items() if key[1] == name).group(None, name, span)
+            merged(cell for key, cell in cells.items() if key[1] == name).group(None, name, times)
             for name in classes
         ),
-        by_tenant=_by_tenant(cells, tenants, span),
-        by_tenant_class=tuple(cells[key].group(*key, span) for key in sorted(cells)),
+        by_tenant=_by_tenant(cells, tenants, times),
+        by_tenant_class=tuple(cells[key].group(*key, times) for key in sorted(cells)),
         objectives=objective_results(run.slos, run.rows),
         deciles=_deciles(run.offered, rows),
         engines=_engines(run.replicas),
         fairness=fairness(run.offered, run.rows, run.samples, run.weights),
-        little=little_checks(run.rows),
+        little=means(run.rows),
     )
 
 
@@ -124,12 +131,12 @@ def _matched(run: RunRecord) -> dict[RequestId, Concluded]:
 
 
 def _by_tenant(
-    cells: Mapping[tuple[TenantId, ClassName], Cell], tenants: Sequence[TenantId], span: DurationNs
+    cells: Mapping[tuple[TenantId, ClassName], Cell], tenants: Sequence[TenantId], times: Times
 ) -> tuple[Group, ...]:
     parts: dict[TenantId, list[Cell]] = {tenant: [] for tenant in tenants}
     for (tenant, _), cell in cells.items():
         parts[tenant].append(cell)
-    return tuple(merged(parts[tenant]).group(tenant, None, span) for tenant in tenants)
+    return tuple(merged(parts[tenant]).group(tenant, None, times) for tenant in tenants)
 
 
 def _deciles(offered: Sequence[Offered], rows: Mapping[RequestId, Concluded]) -> tuple[Decile, ...]:

@@ -97,6 +97,7 @@ def headline(summary: Summary) -> Table:
             ("GOODPUT", goodput_text(total)),
             ("ATTAINED", attained_text(total)),
             ("OFFERED", offered_text(summary)),
+            ("SERVED", served_text(summary)),
             ("ENTERED", counts_text(total.entry)),
             ("ENDED", counts_text(total.outcomes)),
             ("MISSED", counts_text(total.missed_by) or "no bound"),
@@ -135,6 +136,14 @@ def offered_text(summary: Summary) -> str:
     )
 
 
+def served_text(summary: Summary) -> str:
+    """Return how long it took to serve, which goodput is per, and what was not waited for."""
+    text = f"in {words.three(to_seconds(summary.served_ns))} s, up to the end of the last that met"
+    if summary.cut_off:
+        text += f"; {words.plural(summary.cut_off, 'request')} cut off at the end of the run"
+    return text
+
+
 def counts_text(
     counts: Mapping[EntryResult, int] | Mapping[Outcome, int] | Mapping[str, int],
 ) -> str:
@@ -146,7 +155,7 @@ def retries_text(group: Group) -> str:
     """Return attempts and successes per logical request."""
     return (
         f"{words.three(group.retry_amplification)} attempts and"
-        f" {words.three(group.success_per_request)} successes per request"
+        f" {words.three(group.success_per_request)} successes per request (no retries yet)"
     )
 
 
@@ -327,13 +336,12 @@ def engines(summary: Summary) -> Table:
 
 
 def little(summary: Summary) -> Table:
-    """Return the consistency check of Little's law."""
+    """Return Little's law as these records have it: an identity, beside the tails."""
     return Table(
-        title="Little's law, a check of these records: L = lambda * W",
+        title="Means: number inside L, arrivals lambda, time W = L / lambda (Little's law)",
         columns=(
             Column("", right=False),
-            *map(Column, ("requests", "L", "lambda /s", "W s", "L/lambda s", "unknown")),
-            Column("", right=False),
+            *map(Column, ("requests", "L", "lambda /s", "W s", "unknown")),
         ),
         rows=tuple(
             (
@@ -342,9 +350,7 @@ def little(summary: Summary) -> Table:
                 words.three(one.mean_inside),
                 words.three(one.rate),
                 words.three(one.mean_time_s),
-                words.three(one.predicted_time_s),
                 words.count(one.unknown),
-                "consistent" if one.consistent else "INCONSISTENT",
             )
             for one in summary.little
         ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace.model.decision import Admit
+from headrace.model.decision import Admit, Decision, Gate, Reject
 from headrace.model.effect import Concluded, Decided, Effect
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import RequestId, TenantId
@@ -30,6 +30,8 @@ class _Moved(Struct):
 
     looked: bool = False
     """Somebody arrived: the buckets were brought up to date, and cut to their limits."""
+    strange: bool = False
+    """Or was refused by contract, for which nobody need look at a bucket."""
     admitted: int = 0
     least: int = 0
     """Tokens given back less tokens reserved, at least."""
@@ -63,7 +65,10 @@ class Buckets:
             match effect:
                 case Decided(EntryRecord() as record):
                     one = found.setdefault(record.tenant, _Moved())
-                    one.looked = True
+                    if _by_contract(record.decision):
+                        one.strange = True
+                    else:
+                        one.looked = True
                     if isinstance(record.decision, Admit):
                         need: int = record.evidence.budget.tokens_needed
                         self._needs[record.request_id] = need
@@ -103,20 +108,29 @@ def _exact(bucket: Bucket | None) -> int | None:
     return None if bucket is None else bucket.level * _MINUTE + bucket.rest
 
 
+def _by_contract(decision: Decision) -> bool:
+    return isinstance(decision, Reject) and decision.gate is Gate.CONTRACT
+
+
 def _compare(world: World, tenant: TenantId, quota: Quota, before: _Level, moved: _Moved) -> None:
     passed = quota.at - before.at
     if quota.tokens is not None and before.tokens is not None:
-        base = _refilled(before.tokens, quota.tokens.limit, passed, looked=moved.looked)
-        low, level = base + moved.least * _MINUTE, _exact(quota.tokens)
-        fits = level is not None and low <= level <= base + moved.most * _MINUTE
+        bases = _bases(before.tokens, quota.tokens.limit, passed, moved)
+        low, high = moved.least * _MINUTE, moved.most * _MINUTE
+        level = _exact(quota.tokens)
+        fits = level is not None and any(base + low <= level <= base + high for base in bases)
         hold(world, "INV-4", fits, f"{tenant}: token bucket {before.tokens=} {level=} {moved=}")
     if quota.requests is not None and before.requests is not None:
-        base = _refilled(before.requests, quota.requests.limit, passed, looked=moved.looked)
-        want, level = base - moved.admitted * _MINUTE, _exact(quota.requests)
-        hold(world, "INV-4", level == want, f"{tenant}: request bucket {level=} {want=}")
+        bases = _bases(before.requests, quota.requests.limit, passed, moved)
+        want = [base - moved.admitted * _MINUTE for base in bases]
+        level = _exact(quota.requests)
+        hold(world, "INV-4", level in want, f"{tenant}: request bucket {level=} {want=}")
 
 
-def _refilled(level: int, limit: int, passed: int, *, looked: bool) -> int:
-    """Return a level after a refill, which happens when somebody looks."""
-    assert looked or not passed, "a refill that nobody asked for"
-    return min(limit * _MINUTE, level + passed * limit) if looked else level
+def _bases(level: int, limit: int, passed: int, moved: _Moved) -> tuple[int, ...]:
+    """Return what a level may be before the step's own moves: a refill needs somebody to look."""
+    assert moved.looked or moved.strange or not passed, "a refill that nobody asked for"
+    refilled = min(limit * _MINUTE, level + passed * limit)
+    if moved.looked or passed:
+        return (refilled,)
+    return (refilled, level) if moved.strange else (level,)

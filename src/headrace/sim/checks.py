@@ -169,7 +169,8 @@ class Checker:
         hold(world, "INV-10", not rowless, f"{rowless} told of an end that is none")
         for row in rows:
             bad = not row.admitted or row.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
-            deaf = row.reason is Reason.RESTARTED  # its connection fell with the driver
+            # Its connection fell with the driver, or the run is over.
+            deaf = row.reason is Reason.RESTARTED or row.request in world.cut_off
             known = not bad or deaf or row.request in told
             hold(world, "INV-10", known, f"{row.request} ended badly, and nobody was told")
 

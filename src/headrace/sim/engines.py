@@ -10,10 +10,11 @@ from itertools import count
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.model.effect import Cancel, Dispatch
+from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot
 from headrace.model.event import Ended, Event, FirstToken
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.profile import Calibration, Profile
 from headrace.model.slo import Outcome
 from headrace.replica.core import Replica
@@ -55,13 +56,12 @@ class Node(Struct):
     up_ns: int = 0
     past: list[EngineTotals] = []
 
-    def retire(self, now: InstantNs) -> list[AttemptId]:
-        """End a life: keep what it did, return the attempts lost with it."""
+    def retire(self, now: InstantNs) -> None:
+        """End a life and keep what it did."""
         engine = self.engine
         assert engine is not None, f"{self.name} is down"
-        # Read before it fails: what a dead engine had done of a jump is not accounted for.
+        engine.fail(now)
         totals, report = engine.totals(now), engine.report(now)
-        lost = engine.fail(now)
         self.past.append(
             EngineTotals(
                 busy_ns=totals.busy_ps // 1_000,
@@ -75,7 +75,6 @@ class Node(Struct):
         )
         self.up_ns += now - self.up_since
         self.engine, self.planned = None, None
-        return lost
 
 
 class Engines:
@@ -101,6 +100,8 @@ class Engines:
         self._at = {node.name: at for at, node in enumerate(self.nodes)}
         self.attempts: dict[AttemptId, Incarnation] = {}
         """Attempts whose end the driver has not seen, with the life each was sent to."""
+        self._shown: dict[AttemptId, StreamTiming] = {}
+        """Of these, what the streams showed that a crash ended and nobody was told of."""
 
     def _real(self, at: int, profile: Profile) -> Profile:
         """Return how fast a replica really is."""
@@ -159,14 +160,44 @@ class Engines:
         assert refused is None, f"the plane sent what {effect.replica} cannot hold: {refused}"
         self._plan(at)
 
-    def abort(self, effect: Cancel, now: InstantNs) -> None:
-        """Stop an attempt."""
-        at = self._at[effect.replica]
-        engine = self.nodes[at].engine
-        self.attempts.pop(effect.attempt, None)
-        if engine is not None and engine.incarnation == effect.incarnation:
-            engine.abort(effect.attempt, now)
-            self._plan(at)
+    def stop(self, attempt: AttemptId, now: InstantNs) -> StreamTiming:
+        """Stop an attempt, unless it is over, and return what its stream had shown by then.
+
+        It stays on the driver's list until its end is told or asked for.
+        """
+        life = self.attempts.get(attempt)
+        for at, node in enumerate(self.nodes):
+            engine = node.engine
+            if engine is not None and engine.incarnation == life:
+                finished = engine.abort(attempt, now)
+                self._plan(at)
+                return NO_STREAM if finished is None else finished.timing
+        return self._shown.get(attempt, NO_STREAM)
+
+    def drop(self, attempt: AttemptId) -> None:
+        """Take an attempt off the driver's list."""
+        self.attempts.pop(attempt, None)
+        self._shown.pop(attempt, None)
+
+    def crash(self, at: int, now: InstantNs) -> list[AttemptId]:
+        """End a life without a word; return the attempts lost with it, oldest first."""
+        node = self.nodes[at]
+        engine = node.engine
+        assert engine is not None, f"{node.name} is down"
+        lost = [a for a, life in self.attempts.items() if life == engine.incarnation]
+        for attempt in lost:
+            finished = engine.abort(attempt, now)
+            self._shown[attempt] = NO_STREAM if finished is None else finished.timing
+        node.retire(now)
+        return lost
+
+    def shown(self, incarnation: Incarnation) -> tuple[tuple[AttemptId, StreamTiming], ...]:
+        """Return what the streams that a life took with it had shown, as far as any did."""
+        return tuple(
+            (attempt, self._shown[attempt])
+            for attempt, life in self.attempts.items()
+            if life == incarnation and attempt in self._shown
+        )
 
     def cut(self, now: InstantNs) -> None:
         """Stop all attempts: whoever sent them is gone."""
@@ -176,6 +207,7 @@ class Engines:
                     node.engine.abort(attempt, now)
                 self._plan(at)
         self.attempts.clear()
+        self._shown.clear()
 
     def advance(self, at: int, event: object, now: InstantNs) -> None:
         """Tell what a replica has done by now, if this is the event that was planned for it."""
@@ -216,7 +248,7 @@ class Engines:
     def forget(self, incarnation: Incarnation) -> None:
         """A life is known to be over: nothing more is heard of what was sent to it."""
         for attempt in [a for a, life in self.attempts.items() if life == incarnation]:
-            del self.attempts[attempt]
+            self.drop(attempt)
 
     def retire(self, now: InstantNs) -> None:
         """End every life."""

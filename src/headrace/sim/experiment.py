@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 from headrace.model.effect import Concluded, Effect
 from headrace.model.evidence import DecisionRecord
-from headrace.model.ids import RequestId, TenantId
+from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
+from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates, Wait
+from headrace.policy.catalog import PlaneConfig
 from headrace.policy.ordering.orders import Fifo
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
 from headrace.sim.engines import Node
@@ -18,6 +20,8 @@ from headrace.sim.world import World
 from headrace.trace.row import TraceRow, trace_hash
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens
 
+LIMIT_MAX = 10**15
+"""The largest queue bound that may be declared: none."""
 SAMPLE_NS = NS_PER_S
 """Period of the per-tenant service samples."""
 
@@ -58,9 +62,20 @@ def describe(scenario: Scenario) -> str:
 
 
 def without_control(scenario: Scenario) -> Scenario:
-    """Return the scenario served first come first served with the capacity gates only watching."""
-    off = Gates(mode=GateMode.AUDIT)
-    deployment = replace(scenario.deployment, ordering=Fifo(), admission=off)
+    """Return the scenario served first come first served with the capacity gates only watching.
+
+    Queues are as long as it takes: nobody is refused for a full one. What a tenant is limited to
+    stays, and what cannot be served at all is refused as ever.
+    """
+    declared = scenario.deployment
+    deployment = replace(
+        declared,
+        ordering=Fifo(),
+        admission=Gates(mode=GateMode.AUDIT),
+        classes=tuple(
+            replace(one, tenant_queue=LIMIT_MAX, queue=LIMIT_MAX) for one in declared.classes
+        ),
+    )
     return replace(scenario, deployment=deployment)
 
 
@@ -77,15 +92,20 @@ class Sampler:
         """Start with nothing served."""
         self.samples: list[ServiceSample] = []
         self._next = 0
+        self._idle = False
 
     def __call__(self, world: World, effects: list[Effect]) -> None:
         """Take a sample if one is due."""
+        del effects
+        state = world.plane.state
+        was_idle, self._idle = self._idle, not state.live
         if world.now < self._next:
             return
-        del effects
-        self._next = world.now - world.now % SAMPLE_NS + SAMPLE_NS
-        state = world.plane.state
+        begun = world.now - world.now % SAMPLE_NS
         served = dict(world.served)
+        if was_idle and self._next < begun:  # no steps since: nobody waited through the pause
+            self.samples.append(ServiceSample(at=InstantNs(self._next), work_ns=served, waiting={}))
+        self._next = begun + SAMPLE_NS
         waiting: dict[TenantId, int] = {}
         for known in state.models.values():
             for tenant, queue in known.backlog.tenants.items():
@@ -107,6 +127,7 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
         rows=list(world.concluded.values()),
         replicas=[_totals(node) for node in world.nodes],
         samples=samples,
+        cut_off=len(world.cut_off),
         slos=deployment.slos,
         weights={
             TenantId(spec.name): spec.weight for spec in deployment.tenants if spec.weight != 1
@@ -121,19 +142,50 @@ def offered_rows(
 
     Tenant and class of a row that names none are those that the plane gave it.
     """
-    profile = scenario.deployment.pools[0].profile
-    return [
-        Offered(
-            request=request,
-            at=row.at,
-            tenant=row.tenant or ended[request].tenant,
-            slo_class=row.slo_class or ended[request].slo_class,
-            input_tokens=row.input_tokens,
-            output_tokens=row.output_tokens,
-            work_ns=profile.work_ns(row.input_tokens, 0, row.output_tokens),
+    places = Places(scenario.deployment)
+    found = []
+    for request, row in zip(map(RequestId, count(1)), rows, strict=False):
+        tenant = row.tenant or ended[request].tenant
+        slo_class = row.slo_class or ended[request].slo_class
+        profile = places.profile(row.model, slo_class)
+        found.append(
+            Offered(
+                request=request,
+                at=row.at,
+                tenant=tenant,
+                slo_class=slo_class,
+                input_tokens=row.input_tokens,
+                output_tokens=row.output_tokens,
+                work_ns=profile.work_ns(row.input_tokens, 0, row.output_tokens),
+            )
         )
-        for request, row in zip(map(RequestId, count(1)), rows, strict=False)
-    ]
+    return found
+
+
+class Places:
+    """Where requests of a model and class are served, and so what their work is measured in."""
+
+    def __init__(self, deployment: PlaneConfig) -> None:
+        """Know a deployment's models by every name they have."""
+        self._pools = deployment.pools
+        self._first = deployment.models[0].name
+        self._names = {
+            name: spec.name for spec in deployment.models for name in (spec.name, *spec.aliases)
+        }
+        self._found: dict[tuple[str | None, ClassName], Profile] = {}
+
+    def profile(self, model: ModelName | None, slo_class: ClassName) -> Profile:
+        """Return the profile of the first pool that serves a model's class.
+
+        Work that nobody can do is priced by the model's first pool, or else by the first of all.
+        """
+        found = self._found.get((model, slo_class))
+        if found is None:
+            name = self._first if model is None else self._names.get(model)
+            mine = [pool for pool in self._pools if pool.model == name]
+            able = [pool for pool in mine if not pool.classes or slo_class in pool.classes]
+            found = self._found[model, slo_class] = (able or mine or self._pools)[0].profile
+        return found
 
 
 def _totals(node: Node) -> ReplicaTotals:

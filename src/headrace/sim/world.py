@@ -33,11 +33,12 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
-from headrace.model.meter import NO_STREAM
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder
+from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import canonical
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
@@ -158,7 +159,8 @@ class World:
                 self.engines.submit(effect, self.rows[effect.request - 1], self.now)
                 self._plan_tick()
             case Cancel():
-                self.engines.abort(effect, self.now)
+                self.engines.stop(effect.attempt, self.now)
+                self.engines.drop(effect.attempt)
             case Concluded():
                 self._conclude(effect)
             case Decided() if self._decisions is not None:
@@ -198,9 +200,15 @@ class World:
         )
 
     def _leave(self, _entity: int, event: object) -> None:
+        """A stream is stopped where it is made first: what it has shown goes with its caller."""
         assert isinstance(event, int)
-        if event not in self.concluded:
-            self.tell(CallerLeft(RequestId(event)))
+        live = self.plane.state.live.get(RequestId(event))
+        if live is not None and event not in self.concluded:
+            self.tell(CallerLeft(live.request.id, self._stopped(live)))
+
+    def _stopped(self, live: Live) -> StreamTiming:
+        """Stop a live request's attempt, if it has one, and return what it has shown."""
+        return NO_STREAM if live.attempt is None else self.engines.stop(live.attempt, self.now)
 
     # Replicas --------------------------------------------------------------------------------
 
@@ -211,6 +219,9 @@ class World:
         self._agenda.push(self.now, Kind.REPORT, at, incarnation)
 
     def _announce(self, node: Node, incarnation: Incarnation) -> None:
+        before = self.announced.get(node.name)
+        if before is not None and self.engines.shown(before):
+            self._down(node.name, before)  # the new life tells of the old one's end
         self.announced[node.name] = incarnation
         self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
 
@@ -245,9 +256,14 @@ class World:
             return
         for delay in self._deliveries(entity):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
-        if self._left_to_offer or self.plane.state.live:
-            period = ms(self.scenario.deployment.reports.poll_ms)
+        period = ms(self.scenario.deployment.reports.poll_ms)
+        if self.plane.state.live:
             self._agenda.push(later(self.now, period), Kind.REPORT, entity, event)
+        elif self._left_to_offer:
+            # Nothing happens before the next arrival: go on with the last report that it can find.
+            idle = self.rows[self.offered].at - self.now
+            skipped = DurationNs(period * max(1, idle // period))
+            self._agenda.push(later(self.now, skipped), Kind.REPORT, entity, event)
 
     # Faults ----------------------------------------------------------------------------------
 
@@ -284,7 +300,7 @@ class World:
         if node.engine is None:
             return
         incarnation = node.engine.incarnation
-        lost = node.retire(self.now)
+        lost = self.engines.crash(at, self.now)
         entity = len(self.scenario.faults) + at
         noticed = later(self.now, seconds(fault.noticed_after_s))
         self._agenda.push(noticed, Kind.FAULT, entity, ("down", at, incarnation))
@@ -297,14 +313,21 @@ class World:
 
     def _break(self, attempt: AttemptId) -> None:
         """End an attempt whose connection broke, unless it was ended meanwhile."""
-        if self.engines.attempts.pop(attempt, None) is not None:
-            self.tell(Ended(attempt=attempt, outcome=Outcome.ERROR, usage=None, timing=NO_STREAM))
+        if attempt in self.engines.attempts:
+            self._end(attempt, Outcome.ERROR)
+
+    def _end(self, attempt: AttemptId, outcome: Outcome) -> None:
+        """Tell of an attempt that ended without success, with what its stream had shown."""
+        shown = self.engines.stop(attempt, self.now)
+        self.engines.drop(attempt)
+        self.tell(Ended(attempt=attempt, outcome=outcome, usage=None, timing=shown))
 
     def _down(self, replica: ReplicaName, incarnation: Incarnation) -> None:
         """Tell the plane what it may know already, from a later life."""
         if self.announced.get(replica) == incarnation:
             del self.announced[replica]
-        self.tell(ReplicaDown(replica=replica, incarnation=incarnation))
+        timings = self.engines.shown(incarnation)
+        self.tell(ReplicaDown(replica=replica, incarnation=incarnation, timings=timings))
         self.engines.forget(incarnation)
 
     def _restart(self) -> None:
@@ -356,10 +379,19 @@ class World:
             self.served[row.tenant] = self.served.get(row.tenant, 0) + row.work_ns
 
     def _finish(self) -> None:
-        """Cut off what has not ended, so that every offered request has its row."""
-        self.cut_off = list(self.plane.state.live)
+        """Cut off what has not ended, so that every offered request has its row.
+
+        Those on a replica time out. For those that wait the plane knows no end but their caller's.
+        """
+        live = self.plane.state.live
+        self.cut_off = list(live)
         for request in self.cut_off:
-            self.tell(CallerLeft(request))
+            if live[request].phase is Phase.QUEUED:
+                self.tell(CallerLeft(request))
+        for request in [one for one in self.cut_off if one in live]:
+            attempt = live[request].attempt
+            assert attempt is not None, f"{request} waits again"
+            self._end(attempt, Outcome.TIMEOUT)
         self.engines.retire(self.now)
 
     _steps: ClassVar[dict[Kind, Callable[["World", int, object], None]]] = {
