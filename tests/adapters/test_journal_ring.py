@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ import pytest
 from headrace.adapters.journal.ring import JournalRing, segment_paths, segments
 from headrace.model.event import TimerDue
 from headrace.plane.core import Plane
-from headrace.plane.journal import Checkpoint, Differs, Gap, Recorder, Verified, frames, verify
+from headrace.plane.journal import (
+    Checkpoint,
+    Differs,
+    Gap,
+    JournalError,
+    Recorder,
+    Verified,
+    frame_bytes,
+    frames,
+    verify,
+)
 from headrace.units import InstantNs
 
 SEGMENT = 600
@@ -175,10 +186,100 @@ def test_records_missing_in_the_middle_are_found(tmp_path: Path) -> None:
     life.live(30)
     life.ring.close()
     path = segment_paths(tmp_path)[1]
-    path.write_bytes(path.read_bytes()[:-5])
+    content = path.read_bytes()
+    kept = [frame_bytes(frame) for frame in frames(content)]
+    path.write_bytes(b"".join(kept[:-1]))
     found = verify(segments(tmp_path))
     assert isinstance(found, Differs)
     assert found.event == "checkpoint"
+
+
+def test_bytes_missing_in_the_middle_of_a_life_are_an_error(tmp_path: Path) -> None:
+    for _ in range(2):
+        life = Life(tmp_path)
+        life.live(30)
+        life.ring.close()
+    paths = segment_paths(tmp_path)
+    ends = {path for path, after in pairwise(paths) if path.name[:6] != after.name[:6]} | {
+        paths[-1]
+    }
+    assert len(ends) == 2
+    for path in paths:
+        content = path.read_bytes()
+        path.write_bytes(content[:-5])
+        for read in (tmp_path, path):
+            if path in ends:
+                cut: dict[Path, int] = {}
+                assert isinstance(verify(segments(read, cut.__setitem__)), Verified)
+                assert list(cut) == [path]
+            else:
+                with pytest.raises(JournalError, match=f"{path.name}: cut off at byte"):
+                    list(segments(read))
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("by", [1 << 8, 1 << 16, 1 << 24])
+def test_a_length_that_was_altered_is_an_error_and_no_crash(tmp_path: Path, by: int) -> None:
+    life = Life(tmp_path)
+    life.live(5)
+    life.ring.close()
+    (path,) = segment_paths(tmp_path)
+    content = path.read_bytes()
+    at = 0
+    starts: list[int] = []
+    while at < len(content):
+        starts.append(at)
+        at += 4 + int.from_bytes(content[at : at + 4], "big")
+    for start in starts[:-1]:
+        length = int.from_bytes(content[start : start + 4], "big") + by
+        path.write_bytes(content[:start] + length.to_bytes(4, "big") + content[start + 4 :])
+        with pytest.raises(JournalError):
+            verify(segments(tmp_path))
+
+
+STRANGERS = [
+    "foo.journal",
+    "-.journal",
+    "1-2.journal",
+    "000001-x.journal",
+    "٠٠٠٠٠٩-000000000000.journal",
+]
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    for name in STRANGERS:
+        (tmp_path / name).write_bytes(b"not ours")
+    life = Life(tmp_path, keep_bytes=3 * SEGMENT)
+    assert not life.ring.resumed
+    life.live(100)
+    life.ring.close()
+    assert isinstance(verify(segments(tmp_path)), Verified)
+    assert {(tmp_path / name).read_bytes() for name in STRANGERS} == {b"not ours"}
+    assert not {*STRANGERS} & {path.name for path in segment_paths(tmp_path)}
+
+
+def test_lives_and_indices_are_in_order_beyond_their_digits(tmp_path: Path) -> None:
+    names = [f"{life}-{index}.journal" for life, index in (
+        ("000009", "000000000000"), ("999999", "999999999999"), ("999999", "1000000000000"),
+        ("1000000", "000000000000"),
+    )]  # fmt: skip
+    for name in reversed(names):
+        (tmp_path / name).touch()
+    assert [path.name for path in segment_paths(tmp_path)] == names
+    life = Life(tmp_path)
+    life.live(1)
+    assert segment_paths(tmp_path)[-1].name == "1000001-000000000000.journal"
+
+
+def test_a_segment_in_which_a_crash_left_nothing_hinders_no_later_life(tmp_path: Path) -> None:
+    (tmp_path / "000001-000000000000.journal").touch()
+    for life in (2, 3):
+        one = Life(tmp_path)
+        assert segment_paths(tmp_path)[-1].name == f"{life:06d}-000000000000.journal"
+        one.live(3)
+        assert one.ring.dropped == 0
+        one.ring.close()
+    assert verify(segments(tmp_path)) == Verified(records=6, first=0)
 
 
 def test_a_journal_is_its_owners_alone(tmp_path: Path) -> None:

@@ -68,7 +68,27 @@ def test_a_cut_off_end_is_what_a_crash_leaves(kept: Path, tmp_path: Path, capsys
     path = tmp_path / "cut.journal"
     path.write_bytes(segment_paths(kept / "journal")[0].read_bytes()[:-5])
     assert main(["verify", str(path)]) == 0
-    assert "replay to the same effects" in capsys.readouterr().out
+    out = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{re.escape(str(path))}: \d+ bytes cut off at the end", out[0])
+    assert "replay to the same effects" in out[1]
+
+
+def test_bytes_lost_inside_a_journal_are_told_with_their_file(
+    kept: Path, tmp_path: Path, capsys: Output
+) -> None:
+    (path,) = segment_paths(kept / "journal")[:1]
+    content = path.read_bytes()
+    head = 4 + int.from_bytes(content[:4], "big")
+    broken = tmp_path / path.name
+    broken.write_bytes(content[:head] + b"\x01" + content[head + 1 :])
+    (tmp_path / "foo.journal").write_bytes(b"not ours")
+    for read in (tmp_path, broken):
+        assert main(["verify", str(read)]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert (
+            err == f"headrace: {read}: {path.name}: cut off at byte {head}, though more follows\n"
+        )
 
 
 def test_a_journal_that_cannot_be_read_is_told(kept: Path, tmp_path: Path, capsys: Output) -> None:

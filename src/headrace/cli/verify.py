@@ -1,6 +1,6 @@
 """`headrace verify` and `headrace decisions verify`: does the record follow from what happened?"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +25,17 @@ def verify(journal: Journal, /) -> int:
     """Replay a journal and compare every effect; ends with 1 at the first index that differs."""
     if not journal.exists():
         return fail(f"{journal}: no such file or directory")
+    cuts: list[str] = []
+
+    def cut(file: Path, count: int) -> None:
+        cuts.append(f"{file}: {count} bytes cut off at the end")
+
     try:
-        found = replay(_segments(journal))
+        found = replay(_segments(journal, cut))
     except JournalError as broken:
         return fail(f"{journal}: {broken}")
     if isinstance(found, JournalVerified):
+        print(*cuts, sep="\n", end="\n" if cuts else "")
         print(
             f"{journal}: {found.records} records from {found.first} on replay to the same effects"
         )
@@ -38,10 +44,10 @@ def verify(journal: Journal, /) -> int:
     return FAILED
 
 
-def _segments(journal: Path) -> Iterator[bytes]:
+def _segments(journal: Path, cut: Callable[[Path, int], None]) -> Iterator[bytes]:
     """Yield a journal's segments; raises `JournalError` if there is nothing of one."""
     empty = True
-    for content in segments(journal):
+    for content in segments(journal, cut):
         empty = empty and not content
         yield content
     if empty:

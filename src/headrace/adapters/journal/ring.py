@@ -1,43 +1,71 @@
 """A journal as a ring of segment files in one folder.
 
 Files are named `LIFE-INDEX.journal`: which start of the process, and the index of the segment's
-first record; their names in order are their order. What cannot be kept (a full disk, a lost folder)
-is dropped and counted; the journal tells of the gap when it can again, and goes on with the next
-checkpoint, since records that follow a gap could not be replayed.
+first record; both in order are their order. Files of other names are somebody else's. What cannot be
+kept (a full disk, a lost folder) is dropped and counted; the journal tells of the gap when it can
+again, and goes on with the next checkpoint, since records that follow a gap could not be replayed.
 """
 
 import os
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from headrace.adapters.journal.append import append_whole
-from headrace.plane.journal import Gap, frame_bytes
+from headrace.plane.journal import Gap, JournalError, frame_bytes
 from headrace.units import MIB
 
 KEEP_BYTES = 1_024 * MIB
 """Size of all segments together; 16 segments of the default size."""
 _SUFFIX = ".journal"
+_NAME = re.compile(r"([0-9]{6,18})-([0-9]{12,18})\.journal")
 _LENGTH = 4
+_RECORD = b"\xa4type\xa6record"
+"""How every record's body begins, past one byte."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 _MODE = 0o600
 
 
 def segment_paths(folder: Path) -> list[Path]:
     """Return the segment files of a folder in order."""
-    return sorted(folder.glob(f"*{_SUFFIX}"))
+    found = {path: _place(path) for path in folder.glob(f"*{_SUFFIX}")}
+    ours = [(place, path) for path, place in found.items() if place is not None]
+    return [path for _, path in sorted(ours)]
 
 
-def segments(path: Path) -> Iterator[bytes]:
+def _life(path: Path) -> str:
+    return path.name.partition("-")[0]
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """Return the life and index in a segment's name, or None if it is not one's name."""
+    named = _NAME.fullmatch(path.name)
+    return None if named is None else (int(named.group(1)), int(named.group(2)))
+
+
+def segments(
+    path: Path, cut: Callable[[Path, int], None] = lambda _path, _bytes: None
+) -> Iterator[bytes]:
     """Yield the segments of a folder in order, or the one in a file: what `verify` takes.
 
-    A frame that a crash cut off at a segment's end is left out. The newest records alone can be
-    lost so: anywhere else the next checkpoint does not follow, and `verify` says it.
+    The one frame that a crash cut off at the end of a life is left out, and `cut` is told its file and
+    how many bytes were there. Raises `JournalError` for bytes that are cut off anywhere else.
     """
-    for file in segment_paths(path) if path.is_dir() else [path]:
+    files = segment_paths(path) if path.is_dir() else [path]
+    beside = files if path.is_dir() else segment_paths(path.parent)
+    followed = {one for one, after in pairwise(beside) if _life(one) == _life(after)}
+    for file in files:
         content = file.read_bytes()
-        yield content[: _whole(content)]
+        end = _whole(content)
+        left = len(content) - end
+        if left and (file in followed or content.find(_RECORD, end + _LENGTH + 2) >= 0):
+            raise JournalError(f"{file.name}: cut off at byte {end}, though more follows")
+        if left:
+            cut(file, left)
+        yield content[:end]
 
 
 def _whole(content: bytes) -> int:
@@ -60,8 +88,8 @@ class JournalRing:
         self._folder, self._keep_bytes = folder, keep_bytes
         self._closed = deque((path, path.stat().st_size) for path in segment_paths(folder))
         self._total = sum(size for _, size in self._closed)
-        lives = (int(path.name.partition("-")[0]) for path, _ in self._closed)
-        self._life = max(lives, default=0) + 1
+        places = (_place(path) for path, _ in self._closed)
+        self._life = max((place[0] for place in places if place is not None), default=0) + 1
         self._file: int | None = None
         self._path = folder
         self._size = 0
