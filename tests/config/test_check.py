@@ -101,6 +101,16 @@ WRONG = {
         f"- name: t\nkeys:\n  - name: k\n    tenant: u\n    hash: {HASH}",
         ["d:12: unknown tenant `u` at `$.keys[0].tenant`"],
     ),
+    "half of a split pool": (
+        "- name: p",
+        "- name: p\n      role: prefill",
+        ["d:6: split pools are not served yet; use `both` at `$.deployment.pools[0].role`"],
+    ),
+    "other half of a split pool": (
+        "- name: p",
+        "- role: decode\n      name: p",
+        ["d:5: split pools are not served yet; use `both` at `$.deployment.pools[0].role`"],
+    ),
     "class that a tenant lists and no pool serves": (
         "model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t",
         (
@@ -127,6 +137,21 @@ DOUBTFUL = {
                 "at `$.deployment.tenants[0]`"
             )
         ],
+    ),
+    "pool of another revision than its model's": (
+        "- name: p",
+        "- name: p\n      revision: '2'",
+        [
+            (
+                "d:6: model `m` is of revision `1`: whoever asks for it is sent here too and gets `2` "
+                "at `$.deployment.pools[0].revision`"
+            )
+        ],
+    ),
+    "pool of its model's revision": (
+        "- name: m\n  pools:\n    - name: p",
+        "- {name: m, revision: '2'}\n  pools:\n    - name: p\n      revision: '2'\n      role: both",
+        [],
     ),
     "quota below one request": (
         "- name: t",

@@ -88,7 +88,7 @@ BROKEN_PLANE = {
     "profile file that is not there": (
         "h100-8b-tp1",
         "nowhere.yaml",
-        "nowhere.yaml: no such file or directory",
+        "d:7: profile nowhere.yaml: no such file or directory at `$.deployment.pools[0].profile`",
     ),
     "unknown kind": (
         "  tenants:",
@@ -292,6 +292,28 @@ def test_fault_in_a_profile_file_is_told_at_its_own_line(tmp_path: Path) -> None
     assert str(caught.value).splitlines()[-1] == (
         f"{tmp_path}/own.yaml:3: unknown field `hardwar` at `$.deployment.pools[0].profile` "
         "(did you mean `hardware`?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, ": no such file or directory"),
+        (b"name: own\nsource: \xff\n", ":2: not UTF-8"),
+        (b"#" * (BYTES_MAX + 1), f": longer than {BYTES_MAX} bytes"),
+    ],
+    ids=["missing", "not UTF-8", "too long"],
+)
+def test_profile_file_that_cannot_be_read_is_told_where_it_is_named(
+    tmp_path: Path, content: bytes | None, told: str
+) -> None:
+    if content is not None:
+        (tmp_path / "own.yaml").write_bytes(content)
+    (tmp_path / "d.yaml").write_text(BASE.replace("h100-8b-tp1", "own.yaml"))
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "d.yaml", Settings)
+    assert str(caught.value) == (
+        f"{tmp_path}/d.yaml:7: profile {tmp_path}/own.yaml{told} at `$.deployment.pools[0].profile`"
     )
 
 

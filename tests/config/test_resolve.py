@@ -1,17 +1,18 @@
 """Flag before environment before file before default, and every value tells where it came from."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import explain
+from headrace.config import explain, shapes
 from headrace.config.errors import ConfigError
 from headrace.config.resolve import Resolved, resolve, resolved
 from headrace.config.schema import JournalSpec, ServerSpec, Settings
-from headrace.policy.ordering.orders import TenantFirst
+from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from tests.config.configs import BASE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
@@ -53,11 +54,7 @@ def test_flag_beats_environment_beats_file_beats_default() -> None:
     ],
 )  # fmt: skip
 def test_variable_sets_what_its_name_spells(name: str, text: str, path: str, value: object) -> None:
-    if name.endswith("KIND"):  # tenant_first's own settings are none of fifo's
-        base = BASE.replace("  tenants:", "  ordering: {kind: tenant_first}\n  tenants:")
-    else:
-        base = BASE
-    found = settled(base, {f"HEADRACE_{name}": text})
+    found = settled(BASE, {f"HEADRACE_{name}": text})
     (row,) = [row for row in explain.rows(found) if row.path == path]
     assert (row.value, row.source) == (value, f"environment HEADRACE_{name}")
 
@@ -66,6 +63,59 @@ def test_part_of_a_default_can_be_set_without_the_rest() -> None:
     found = settled(BASE, {"HEADRACE_DEPLOYMENT__ORDERING__LEND_AFTER_MS": "7"})
     assert found.settings.deployment.ordering == TenantFirst(lend_after_ms=7.0)
     assert explain.sources(found)["deployment.ordering.kind"] == "default"
+
+
+FIFO = "  ordering: {kind: fifo}\n  tenants:"
+LENDING = "  ordering: {kind: tenant_first, lend_after_ms: 5}\n  tenants:"
+
+
+@pytest.mark.parametrize(
+    ("written", "env", "flags", "expected"),
+    [
+        ("  tenants:", {}, {"kind": "fifo"}, Fifo()),
+        ("  tenants:", {"KIND": "fifo"}, {}, Fifo()),
+        ("  tenants:", {"LEND_AFTER_MS": "7"}, {"kind": "fifo"}, Fifo()),
+        (LENDING, {}, {"kind": "fifo"}, Fifo()),
+        (FIFO, {}, {"kind": "tenant_first"}, TenantFirst()),
+        (FIFO, {}, {"kind": "tenant_first", "lend_after_ms": "7"}, TenantFirst(lend_after_ms=7.0)),
+        (FIFO, {"KIND": "tenant_first"}, {"lend_after_ms": "7"}, TenantFirst(lend_after_ms=7.0)),
+        (FIFO, {"KIND": "tenant_first", "LEND_AFTER_MS": "7"}, {}, TenantFirst(lend_after_ms=7.0)),
+        (LENDING, {}, {"kind": "tenant_first"}, TenantFirst(lend_after_ms=5.0)),
+        (FIFO, {"KIND": "tenant_first"}, {"kind": "fifo"}, Fifo()),
+    ],
+)
+def test_another_kind_starts_from_its_own_defaults(
+    written: str, env: dict[str, str], flags: dict[str, str], expected: Ordering
+) -> None:
+    found = settled(
+        BASE.replace("  tenants:", written),
+        {f"HEADRACE_DEPLOYMENT__ORDERING__{name}": text for name, text in env.items()},
+        {f"deployment.ordering.{name}": text for name, text in flags.items()},
+    )
+    assert found.settings.deployment.ordering == expected
+
+
+def test_a_setting_of_the_kind_that_was_is_an_error_beside_another() -> None:
+    given = {"deployment.ordering.kind": "fifo", "deployment.ordering.lend_after_ms": "7"}
+    with pytest.raises(ConfigError, match="unknown field `lend_after_ms`"):
+        settled(BASE, {}, given)
+
+
+def test_every_union_is_told_apart_by_its_kind() -> None:
+    """Kinds are set first, which takes one name for all."""
+    names: set[str | None] = set()
+    seen: set[type[msgspec.Struct]] = set()
+    left: list[Any] = [Settings]
+    while left:
+        type_ = left.pop()
+        for struct in shapes.structs(type_):
+            names.add(struct.__struct_config__.tag_field)
+            if struct not in seen:
+                seen.add(struct)
+                left += [field.type for field in shapes.fields(struct).values()]
+        inner = (shapes.item_type(type_, 0), shapes.value_type(type_))
+        left += [one for one in inner if one is not None]
+    assert names == {None, "kind"}
 
 
 def test_variables_that_are_no_settings_are_left_alone() -> None:

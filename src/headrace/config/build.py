@@ -88,7 +88,12 @@ def _grown(node: Node, type_: Any, path: str, folder: Path, faults: list[Fault])
 def _profile(node: Node, name: str, path: str, folder: Path) -> Node:
     if name.endswith(_PROFILE_SUFFIXES):
         file = folder / name
-        inner = read_tree(read_text(file), str(file))
+        try:
+            text = read_text(file)
+        except ConfigError as error:
+            found = [f"profile {one.origin}: {one.message}" for one in error.faults]
+            raise ConfigError([Fault(node.origin, one, path) for one in found]) from error
+        inner = read_tree(text, str(file))
     elif name in profile_names():
         inner = planted(msgspec.to_builtins(load_profile(name)), node.origin)
     else:

@@ -174,6 +174,23 @@ def _supply(settings: Settings) -> Iterator[Problem]:
         yield from _unserved(plane, unserved)
 
 
+def _pools(settings: Settings) -> Iterator[Problem]:
+    """Tell of what a pool says in vain."""
+    plane = settings.deployment
+    revisions = {model.name: model.revision for model in plane.models}
+    for i, pool in enumerate(plane.pools):
+        at = f"$.deployment.pools[{i}]"
+        if pool.role != "both":
+            yield Problem(path=f"{at}.role", message="split pools are not served yet; use `both`")
+        own = revisions.get(pool.model, pool.revision)
+        if pool.revision != own:
+            yield _warning(
+                f"{at}.revision",
+                f"model `{pool.model}` is of revision `{own}`: whoever asks for it is sent here too "
+                f"and gets `{pool.revision}`",
+            )
+
+
 def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Problem]:
     """Yield classes that a tenant lists and nothing serves; warn of each other gap, once."""
     every = tuple(one.name for one in plane.models)
@@ -258,6 +275,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _references,
     _objectives,
     _supply,
+    _pools,
     _proportion,
     _exposure,
 )

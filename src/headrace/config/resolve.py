@@ -24,6 +24,7 @@ from headrace.config.tree import Node, branch, planted, read_tree
 PREFIX = "HEADRACE_"
 _DEFAULT = Origin("default")
 _DIGITS_MAX = 6
+_KIND = "kind"  # the field that tells apart the members of every union
 _NOTHING = ("", "~", "null")
 
 
@@ -67,8 +68,10 @@ def _overlaid(tree: Node, env: Mapping[str, str], flags: Mapping[str, str]) -> N
     top = shapes.fields(Settings)
     faults: list[Fault] = []
     for given, word, split in ((env, "environment", _of_variable), (flags, "flag", _of_flag)):
-        for name, text in sorted(given.items()):
-            steps = split(name)
+        # Kinds first: another kind has other settings, which may be set beside it.
+        ordered = sorted((split(name)[-1:] != (_KIND,), name) for name in given)
+        for _, name in ordered:
+            steps, text = split(name), given[name]
             if given is env and not (steps and (len(steps) > 1 or steps[0] in top)):
                 continue
             try:
@@ -112,8 +115,9 @@ def _set(
     if struct is None:
         raise ConfigError([Fault(origin, f"nothing to set below, so no `{step}`", path)])
     if step == struct.__struct_config__.tag_field:
-        entries[step] = Node(origin=origin, content=text)
-        return branch(node.origin, entries)
+        kind = Node(origin=origin, content=text)
+        changed = struct.__struct_config__.tag != text
+        return branch(node.origin, {step: kind} if changed else {**entries, step: kind})
     field = shapes.fields(struct).get(step)
     if field is None:
         raise ConfigError([unknown_field(origin, step, struct, path)])
