@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 1: a check failed. 2: the command line, a file or a setting is wrong. 130: interrupted.
     """
+    if sys.flags.optimize:
+        return fail("run without -O (PYTHONOPTIMIZE): assertions guard the control plane")
     tokens = list(sys.argv[1:] if argv is None else argv)
     with reported() as outcome:
         try:
