@@ -15,6 +15,7 @@ from headrace.model.effect import Concluded, Effect
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.vtc import Cost, Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.report.compare import Comparison, Verdict, compare
 from headrace.report.summary import Summary, summarise
@@ -134,7 +135,14 @@ class Served(Struct, frozen=True):
     """GPU time."""
 
 
-def equal_rates(order: Ordering, *, rps: float, duration_s: float, rpm: int | None) -> Scenario:
+def equal_rates(
+    order: Ordering,
+    *,
+    rps: float,
+    duration_s: float,
+    rpm: int | None,
+    cost: Cost = Cost.TOKENS,
+) -> Scenario:
     """Return short chat beside 32K in and 4K out, at equal request rates, without deadlines."""
     patient = ClassSpec(
         name="any", ttft_ms=None, itl_ms=2_000.0, expire=False, tenant_queue=20_000, queue=40_000
@@ -145,6 +153,7 @@ def equal_rates(order: Ordering, *, rps: float, duration_s: float, rpm: int | No
         tenants=tuple(TenantSpec(name=name, rpm_limit=rpm) for name in ("chat", "long")),
         classes=(patient,),
         ordering=order,
+        fairness=Vtc(cost=cost),
     )
     sources = tuple(
         TenantSource(tenant=TenantId(name), arrivals=Even(rps), lengths=lengths)
@@ -196,6 +205,17 @@ def test_ex14_an_equal_request_rate_gives_long_requests_nearly_all_the_work() ->
 
 
 def test_ex14_work_shares_are_even_while_both_are_backlogged() -> None:
+    one = equal_rates(TenantFirst(), rps=10.0, duration_s=400.0, rpm=None, cost=Cost.WORK)
+    both = [sample for sample in followed(one) if sample.both_wait]
+    assert both[-1].at - both[0].at > 390 * NS_PER_S
+    # The first long answers are charged by a guess of their length, so the start is left out.
+    assert share(both[-1].work, both[100].work, "chat") == pytest.approx(0.5, rel=0.1)
+
+    first_come = followed(replace(one, deployment=replace(one.deployment, ordering=Fifo())))
+    assert share(first_come[-1].work, {}, "chat") < 0.05
+
+
+def test_ex14_service_shares_are_even_where_tokens_are_counted() -> None:
     one = equal_rates(TenantFirst(), rps=10.0, duration_s=400.0, rpm=None)
     both = [sample for sample in followed(one) if sample.both_wait]
     assert both[-1].at - both[0].at > 390 * NS_PER_S
@@ -204,6 +224,3 @@ def test_ex14_work_shares_are_even_while_both_are_backlogged() -> None:
     assert share(last.service, first.service, "chat") == pytest.approx(0.5, abs=0.05)
     # Weighted tokens leave out what a long context costs, so in GPU time the long tenant has more.
     assert share(last.work, first.work, "chat") > 0.25
-
-    first_come = followed(replace(one, deployment=replace(one.deployment, ordering=Fifo())))
-    assert share(first_come[-1].work, {}, "chat") < 0.05

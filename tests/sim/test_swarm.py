@@ -55,6 +55,23 @@ def test_each_kind_of_fault_is_drawn_often_enough() -> None:
     assert sum(sizes) > 300 * 300
 
 
+def test_fleets_of_every_shape_are_drawn() -> None:
+    """Pools of several sizes, two models, and a pool for each class."""
+    shapes: Counter[str] = Counter()
+    for seed in range(300):
+        deployment = draw(seed, profile())[0].scenario.deployment
+        pools = deployment.pools
+        shapes["two models"] += len({pool.model for pool in pools}) > 1
+        sizes = {pool.profile.kv_capacity_tokens for pool in pools if pool.model == "m"}
+        shapes["sizes of one model"] += len(sizes) > 1
+        shapes["a pool for each class"] += len({pool.classes for pool in pools}) > 2
+        shapes["some classes"] += any(pool.classes for pool in pools)
+        sources = draw(seed, profile())[0].scenario.mix
+        assert sources is not None
+        shapes["named"] += any(source.model is not None for source in sources.sources)
+    assert min(shapes.values()) >= 20, shapes
+
+
 def test_once_faults_are_over_the_backlog_drains() -> None:
     """Whoever is left waiting is served, unless nothing that may serve it came back."""
     drained = 0

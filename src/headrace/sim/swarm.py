@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
-from headrace.model.ids import ClassName, TenantId
+from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig, Window
@@ -72,6 +72,10 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     rate = replicas * rng.choice((2.0, 6.0, 12.0, 30.0))
     deployment = _deployment(rng, _engine(rng, profile), replicas, tenants)
     mix = _mix(rng, tenants, deployment, rate, requests)
+    fleet = stream(seed, "fleet")
+    if fleet.random() < 0.5:
+        deployment = _varied(fleet, deployment, profile, replicas)
+        mix = _spread(fleet, mix, deployment)
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
@@ -159,6 +163,43 @@ def _deployment(rng: Random, profile: Profile, replicas: int, tenants: list[str]
         window=Window(prefill_ms=rng.choice((20.0, 150.0, 1_000.0))),
         reports=ReportConfig(poll_ms=rng.choice((200.0, 1_000.0))),
     )
+
+
+def _varied(rng: Random, plain: PlaneConfig, profile: Profile, replicas: int) -> PlaneConfig:
+    """Return a deployment whose pools differ in size, model and the classes they serve."""
+    models = plain.models
+    if replicas > 1 and rng.random() < 0.6:
+        models += (ModelSpec(name="n", context_limit=8_192),)
+    places: list[tuple[str, tuple[str, ...]]] = [(spec.name, ()) for spec in models]
+    classes = [spec.name for spec in plain.classes]
+    if replicas >= len(models) + len(classes) - 1 and rng.random() < 0.6:  # each class on its own
+        places = [("m", (name,)) for name in classes] + places[1:]
+    elif replicas > len(places):
+        places.append(("m", tuple(rng.sample(classes, rng.randint(1, 2)))))
+    sizes = [1] * len(places)
+    for _ in range(replicas - len(places)):
+        sizes[rng.randrange(len(places))] += 1
+    pools = tuple(
+        PoolSpec(
+            name=f"pool{nth}",
+            model=model,
+            profile=_engine(rng, profile),
+            replicas=size,
+            classes=served,
+        )
+        for nth, ((model, served), size) in enumerate(zip(places, sizes, strict=True))
+    )
+    return replace(plain, models=models, pools=pools)
+
+
+def _spread(rng: Random, mix: Mix, deployment: PlaneConfig) -> Mix:
+    """Return the mix with its sources spread over the models, by all their names."""
+    names = [None, *(n for spec in deployment.models for n in (spec.name, *spec.aliases))]
+    sources = (
+        replace(source, model=None if (name := rng.choice(names)) is None else ModelName(name))
+        for source in mix.sources
+    )
+    return replace(mix, sources=tuple(sources))
 
 
 def _tenant(rng: Random, name: str) -> TenantSpec:
