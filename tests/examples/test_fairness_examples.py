@@ -129,7 +129,7 @@ def test_ex_14_under_an_rps_limit_the_long_ones_get_over_95_percent_of_gpu_work(
 
 def test_ex_14_work_shares_are_half_and_half_while_both_are_backlogged() -> None:
     made = both()
-    made.plane._machine.settings.rates[MODEL] = GpuTime()  # type: ignore[assignment]
+    made.plane._machine.settings.prices[MODEL] = GpuTime()  # type: ignore[assignment]
     engine = run(made, until_s=60, offered=3_200)
     assert 0.45 < engine.share("chat") < 0.55
     sent = Counter(one.tenant for one in made.sent())

@@ -50,10 +50,11 @@ def test_a_caller_may_tighten_and_never_widen(
     assert (found.ttft_ns, found.gap_ns) == (ms(expected[0]), ms(expected[1]))
 
 
-def test_a_class_without_a_first_token_bound_takes_the_callers() -> None:
+def test_a_class_without_a_first_token_bound_takes_none_from_the_caller() -> None:
     free = ClassSpec(name="free", ttft_ms=None)
     assert free.bounds(None, None).ttft_ns is None
-    assert free.bounds(ms(700), None).ttft_ns == ms(700)
+    assert free.bounds(ms(700), None).ttft_ns is None
+    assert free.bounds(ms(700), ms(30)).gap_ns == ms(30), "a gap may be tightened"
 
 
 def test_the_mean_per_token_is_bound_by_the_gap_unless_told() -> None:

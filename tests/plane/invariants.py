@@ -98,7 +98,14 @@ def backlog_is_what_waits(known: ModelState) -> None:
     assert backlog.work_ns == sum(
         queue.work() for mine in backlog.tenants.values() for queue in mine.classes.values()
     )
-    assert backlog.weights == sum(mine.weight for mine in backlog.tenants.values())
+    work: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for mine in backlog.tenants.values():
+        for name, queue in mine.classes.items():
+            work[name] += queue.work()
+            weights[name] += mine.weight if queue.urgent else 0
+    assert Counter(backlog.work) == work
+    assert Counter(backlog.weights) == weights, "those of tenants that compete"
     listed: list[tuple[str, str]] = []
     for urgent, listing in ((True, backlog.urgent), (False, backlog.lending)):
         for slo_class, ranked in listing.items():
@@ -171,14 +178,15 @@ def over(plane: Plane) -> None:
     assert not state.ledger.holds
     assert not state.ledger.flights
     for load in state.ledger.loads.values():
-        assert load == Load()
+        assert load == Load(front_at=load.front_at)
     for quota in state.ledger.quotas.values():
         assert not quota.reserved
         assert not quota.parallel
     for known in state.models.values():
         assert not known.backlog.size
         assert not known.backlog.work_ns
-        assert not known.backlog.weights
+        assert not any(known.backlog.work.values())
+        assert not any(known.backlog.weights.values())
         assert not known.backlog.tenants
         assert not known.backlog.changes.size
     assert plane.next_timer() is None

@@ -232,7 +232,9 @@ def test_a_lent_turn_is_written_down() -> None:
     made.end(made.live(first).attempt)
     route = made.routes()[-1]
     assert (route.tenant, route.evidence.lent) == ("a", True)
-    assert route.evidence.least_counter < route.evidence.tenant_counter
+    assert made.counter("b") < route.evidence.tenant_counter
+    assert route.evidence.least_counter == route.evidence.tenant_counter, "only it competes"
+    assert not route.evidence.patient
 
 
 def test_the_counter_that_travels_is_the_one_before_the_charge() -> None:

@@ -191,8 +191,8 @@ def test_what_waits_with_an_earlier_key_is_the_work_ahead() -> None:
     settings = config(
         pools=(PoolSpec(name="p", model="m", profile=small(8_192, running=1)),),
         classes=(
-            ClassSpec(name="chat", ttft_ms=60_000.0),
-            ClassSpec(name="slow", ttft_ms=90_000.0),
+            ClassSpec(name="chat", ttft_ms=6_000.0),
+            ClassSpec(name="slow", ttft_ms=9_000.0),
         ),
         admission=AUDIT,
     )

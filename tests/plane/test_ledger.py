@@ -20,6 +20,7 @@ from tests.plane.scenes import S, usage
 RATES = Rates(uncached=1_000_000, cached=100_000, output=3_000_000)
 MODEL, TENANT = ModelName("m"), TenantId("a")
 MINUTE = 60 * S
+NOW = InstantNs(0)
 LIMITED = TenantSpec(name="a", tpm_limit=600, rpm_limit=6)
 
 
@@ -172,7 +173,7 @@ def test_tokens_made_replace_the_prediction_once_they_exceed_it() -> None:
     one = flight()
     books.book(AttemptId(1), one, RATES)
     booked = counter(books)
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     assert books.progress(one, 50, RATES) == 49
     assert counter(books) == booked
     assert books.progress(one, 51, RATES) == 1
@@ -183,7 +184,7 @@ def test_a_late_tick_takes_nothing_back() -> None:
     books = ledger()
     one = flight()
     books.book(AttemptId(1), one, RATES)
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     books.progress(one, 60, RATES)
     before = msgspec.msgpack.encode(books)
     assert books.progress(one, 60, RATES) == 0
@@ -196,7 +197,7 @@ def test_growth_beyond_the_reserve_takes_blocks_as_it_comes() -> None:
     one = flight(predicted=60)
     books.book(AttemptId(1), one, RATES)
     load = books.loads[Incarnation(1)]
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     assert load.blocks == 10
     books.progress(one, 60, RATES)
     assert load.blocks == 10
@@ -204,49 +205,49 @@ def test_growth_beyond_the_reserve_takes_blocks_as_it_comes() -> None:
     assert load.blocks == one.blocks == 11
     books.progress(one, 1_000, RATES)
     assert load.blocks == 69
-    books.close(AttemptId(1), RATES)
+    books.close(AttemptId(1), RATES, NOW)
     assert load.blocks == 0
 
 
 def test_usage_settles_the_service() -> None:
     books = ledger()
     books.book(AttemptId(1), flight(), RATES)
-    books.first_token(AttemptId(1))
-    assert books.close(AttemptId(1), RATES, usage(100, 7, cached=96)) == 1
+    books.first_token(AttemptId(1), NOW)
+    assert books.close(AttemptId(1), RATES, NOW, usage(100, 7, cached=96)) == 1
     assert counter(books) == 4 * 1_000_000 + 96 * 100_000 + 7 * 3_000_000
 
 
 def test_usage_counts_its_own_input_so_that_no_charge_is_negative() -> None:
     books = ledger()
     books.book(AttemptId(1), flight(), RATES)
-    books.close(AttemptId(1), RATES, usage(900, 1, cached=800))
+    books.close(AttemptId(1), RATES, NOW, usage(900, 1, cached=800))
     assert counter(books) == 100 * 1_000_000 + 800 * 100_000 + 3_000_000
     books.book(AttemptId(2), flight(), RATES)
     before = counter(books) - 100 * 1_000_000 - 50 * 3_000_000
-    books.close(AttemptId(2), RATES, usage(10, 0, cached=9_999))
+    books.close(AttemptId(2), RATES, NOW, usage(10, 0, cached=9_999))
     assert counter(books) == before + 10 * 100_000, "cached is at most the input"
 
 
 def test_without_usage_the_tokens_seen_settle_it() -> None:
     books = ledger()
     books.book(AttemptId(1), flight(), RATES)
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     books.progress(books.flights[AttemptId(1)], 20, RATES)
-    assert books.close(AttemptId(1), RATES, None, 22) == 22
+    assert books.close(AttemptId(1), RATES, NOW, None, 22) == 22
     assert counter(books) == 100 * 1_000_000 + 22 * 3_000_000
 
 
 def test_a_stream_whose_first_token_was_not_told_apart_pays_all_the_same() -> None:
     books = ledger()
     books.book(AttemptId(1), flight(), RATES)
-    assert books.close(AttemptId(1), RATES, None, 5) == 5
+    assert books.close(AttemptId(1), RATES, NOW, None, 5) == 5
     assert counter(books) == 100 * 1_000_000 + 5 * 3_000_000
 
 
 def test_what_made_no_token_is_refunded() -> None:
     books = ledger()
     books.book(AttemptId(1), flight(), RATES)
-    assert books.close(AttemptId(1), RATES) == 0
+    assert books.close(AttemptId(1), RATES, NOW) == 0
     assert counter(books) == 0
 
 
@@ -255,12 +256,12 @@ def test_an_attempt_is_booked_once_starts_once_and_ends_once() -> None:
     books.book(AttemptId(1), flight(), RATES)
     with pytest.raises(AssertionError, match="booked already"):
         books.book(AttemptId(1), flight(), RATES)
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     with pytest.raises(AssertionError, match="streams already"):
-        books.first_token(AttemptId(1))
-    books.close(AttemptId(1), RATES)
+        books.first_token(AttemptId(1), NOW)
+    books.close(AttemptId(1), RATES, NOW)
     with pytest.raises(KeyError):
-        books.close(AttemptId(1), RATES)
+        books.close(AttemptId(1), RATES, NOW)
 
 
 def test_the_tightest_gap_is_that_of_whoever_is_still_on_board() -> None:
@@ -271,7 +272,7 @@ def test_the_tightest_gap_is_that_of_whoever_is_still_on_board() -> None:
         books.book(AttemptId(attempt), flight(attempt, gap_ms=gap), RATES)
     seen = [load.tightest]
     for attempt in (2, 3, 4, 1):
-        books.close(AttemptId(attempt), RATES)
+        books.close(AttemptId(attempt), RATES, NOW)
         seen.append(load.tightest)
     assert seen == [20_000_000, 20_000_000, 50_000_000, 80_000_000, None]
     assert load.gaps == {}
@@ -305,7 +306,7 @@ def test_into_an_empty_queue_one_is_lifted_to_where_the_last_one_out_stands_now(
     one = flight(predicted=10)
     books.book(AttemptId(1), one, RATES)
     books.leave_queue(MODEL, TENANT)
-    books.first_token(AttemptId(1))
+    books.first_token(AttemptId(1), NOW)
     books.progress(one, 1_000, RATES)
     books.lift(MODEL, TenantId("b"), None)
     assert books.counter(MODEL, TenantId("b")) == counter(books) > 3_000 * 1_000_000
@@ -376,7 +377,7 @@ class Books(RuleBasedStateMachine):
     def first(self, nth: int) -> None:
         attempt = self.one(nth)
         if not self.open[attempt].streaming:
-            self.ledger.first_token(AttemptId(attempt))
+            self.ledger.first_token(AttemptId(attempt), NOW)
 
     @precondition(lambda self: self.open)
     @rule(nth=st.integers(0, 9), made=st.integers(0, 400))
@@ -397,7 +398,7 @@ class Books(RuleBasedStateMachine):
     def close(self, nth: int, seen: int, counted: Usage | None) -> None:
         attempt = self.one(nth)
         one = self.open.pop(attempt)
-        made = self.ledger.close(AttemptId(attempt), RATES, counted, seen)
+        made = self.ledger.close(AttemptId(attempt), RATES, NOW, counted, seen)
         assert made == max(one.made, seen)
         if counted is not None:
             cached = min(counted.cached_tokens, counted.input_tokens)

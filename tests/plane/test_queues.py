@@ -103,7 +103,10 @@ def test_a_tenant_that_can_wait_ten_seconds_lends_its_turn() -> None:
     turn = queue.backlog.next_turn(NONE)
     assert turn is not None
     assert (turn.tenant, turn.lent) == ("urgent", True)
-    assert queue.backlog.least() == "patient", "its counter stays"
+    assert queue.counters["patient"] == 0, "its counter stays"
+    assert queue.backlog.least() == "urgent", "the least of those that compete"
+    queue.take(2)
+    assert queue.backlog.least() == "patient", "nobody else is there"
 
 
 def test_a_lender_takes_its_turn_when_its_work_becomes_urgent() -> None:
@@ -242,15 +245,16 @@ def test_of_equals_the_one_with_most_work_waiting_for_its_weight_is_furthest_ove
     assert queue.backlog.furthest_over(CHAT) == "late", "lending or not"
 
 
-def test_weights_are_those_of_waiting_tenants() -> None:
+def test_weights_are_those_of_competing_tenants() -> None:
     queue = Queue()
     first = queue.add("a", 1, weight=3)
     second = queue.add("a", 1, weight=3)
     queue.add("b", 1)
-    assert queue.backlog.weights == 4
+    queue.add("lender", 100, weight=50)
+    assert queue.backlog.weights == {CHAT: 4}
     assert not queue.take(first)
     assert queue.take(second)
-    assert queue.backlog.weights == 1
+    assert queue.backlog.weights == {CHAT: 1}
 
 
 class Model(Struct):

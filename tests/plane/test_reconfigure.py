@@ -106,7 +106,10 @@ def test_new_weights_count_from_now_on() -> None:
     change(
         made, tenants=(TenantSpec(name="a", weight=7), TenantSpec(name="b"), TenantSpec(name="c"))
     )
-    assert made.known.backlog.weights == 9
+    queues = made.known.backlog.tenants
+    assert {tenant: mine.weight for tenant, mine in queues.items()} == {"a": 7, "b": 1, "c": 1}
+    made.wait(11 * S)
+    assert made.known.backlog.weights == {"chat": 9}, "now that they compete"
 
 
 @pytest.mark.parametrize(

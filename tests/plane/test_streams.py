@@ -8,7 +8,7 @@ import pytest
 from headrace.model.decision import Reason
 from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Fail
-from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
+from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.ledger import Bucket
 from headrace.plane.state import Phase
@@ -17,6 +17,7 @@ from headrace.units import MICRO, InstantNs
 from tests.plane import invariants
 from tests.plane.scenes import H100, MODEL, MS, Driver, S, config, small, usage
 
+POOL = PoolName("p")
 LIMITED = config(tenants=(TenantSpec(name="a", tpm_limit=100_000), TenantSpec(name="b")))
 
 
@@ -129,7 +130,7 @@ def test_tokens_that_the_caller_got_are_paid_for_on_every_exit(exit_: Exit) -> N
     made.tick((attempt, 300))
     exit_(made, request, attempt)
     assert level(made) == 100_000 - 1_300
-    rates = made.plane._machine.settings.rates[MODEL]
+    rates = made.plane._machine.settings.prices[MODEL]
     assert made.counter("a") == rates.service(1_000, 0, 300) // 4
     invariants.over(made.plane)
 
@@ -139,7 +140,7 @@ def test_a_stream_whose_first_token_was_not_told_apart_is_paid_for() -> None:
     _, attempt = sent(made)
     made.end(attempt, Outcome.ERROR, timing=made.timing(40))
     assert level(made) == 100_000 - 1_040
-    assert made.known.rate.fresh_ns > 0, "its work was done all the same"
+    assert made.known.rates[POOL].fresh_ns > 0, "its work was done all the same"
     row = made.rows()[0]
     assert row.indicators is not None
     assert row.indicators.tokens == 40
@@ -374,7 +375,7 @@ def test_a_restart_that_was_told_already_is_a_bug() -> None:
 
 def test_the_rate_starts_as_declared_and_follows_what_drains_while_work_waits() -> None:
     made = Driver(config(pools=(PoolSpec(name="p", model="m", profile=H100, work_rate=0.5),)))
-    rate = made.known.rate
+    rate = made.known.rates[POOL]
     assert rate.micro() == MICRO // 2
     rate.tick(InstantNs(0), 2, waiting=True)
     for nth in range(1, 200):
@@ -392,7 +393,7 @@ def test_the_rate_starts_as_declared_and_follows_what_drains_while_work_waits() 
     [(False, True, 100 * MS), (True, False, 100 * MS), (True, True, 2 * S), (True, True, 1)],
 )
 def test_idle_spans_and_pauses_teach_nothing(before: bool, after: bool, span: int) -> None:
-    rate = Driver().known.rate
+    rate = Driver().known.rates[POOL]
     rate.tick(InstantNs(S), 1, waiting=before)
     rate.fresh_ns = 10 * S
     rate.tick(InstantNs(S + span), 1, waiting=after)
@@ -401,7 +402,7 @@ def test_idle_spans_and_pauses_teach_nothing(before: bool, after: bool, span: in
 
 
 def test_a_rate_is_never_nothing() -> None:
-    rate = Driver().known.rate
+    rate = Driver().known.rates[POOL]
     rate.done_ns = 0
     assert rate.micro() == MICRO // 100
     rate.time_ns = 0

@@ -130,6 +130,7 @@ def route(*views: ReplicaView, **changes: Any) -> RouteEvidence:
         "tenant_counter": 0,
         "least_counter": 0,
         "lent": False,
+        "patient": False,
         "replicas": views,
         "rest_bound_ns": None,
     }

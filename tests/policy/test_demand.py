@@ -43,7 +43,7 @@ def asked(tokens: int, max_output: int | None = None, fan_out: int = 1, margin: 
 def test_the_caller_the_model_and_the_context_cap_the_answer(
     tokens: int, max_output: int | None, limit: int
 ) -> None:
-    assert output_limit(asked(tokens, max_output), MODEL) == limit
+    assert output_limit(asked(tokens, max_output), MODEL, POOL) == limit
 
 
 def test_a_forecast_is_capped_by_what_the_caller_allows() -> None:

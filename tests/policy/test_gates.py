@@ -177,7 +177,7 @@ def test_slack_is_the_bound_less_forecast_and_uncertainty() -> None:
     evidence = entry(
         input_margin_ns=3 * MS,
         wait=wait(backlog_ns=800 * MS, own_ahead_ns=200 * MS, weights=3, rate_micro=2 * MICRO),
-        replicas=(view(pending_prefill_ns=40 * MS),),
+        replicas=(view(pending_prefill_ns=60 * MS, prefill_left_ns=40 * MS),),
     )
     waited = 40 * MS + 300 * MS
     uncertain = (waited + 100 * MS) // 4
@@ -308,7 +308,7 @@ def test_the_fair_wait_is_own_work_ahead_at_own_share(facts: Any, fair: int, fif
     assert predicted_wait(evidence, Wait.FAIR, None) == fair
     assert predicted_wait(evidence, Wait.FIFO, None) == fifo
     assert Gates(wait=Wait.FIFO).decide(entry(wait=facts, ttft_ns=None)).verdicts
-    near = view(pending_prefill_ns=40 * MS)
+    near = view(pending_prefill_ns=60 * MS, prefill_left_ns=40 * MS)
     assert predicted_wait(evidence, Wait.FAIR, near) == fair + 40 * MS
 
 
@@ -320,7 +320,7 @@ def test_a_hog_does_not_shut_out_the_others() -> None:
 
 def test_without_a_rate_only_what_was_sent_is_waited_for() -> None:
     evidence = entry(wait=wait(rate_micro=0, backlog_ns=S))
-    assert predicted_wait(evidence, Wait.FAIR, view(pending_prefill_ns=5)) == 5
+    assert predicted_wait(evidence, Wait.FAIR, view(pending_prefill_ns=9, prefill_left_ns=5)) == 5
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(1, 100), st.integers(1, 10**7))
@@ -335,8 +335,8 @@ def test_the_fair_wait_is_never_longer_than_the_whole_backlogs(
 
 def test_the_nearest_has_the_least_time_to_a_first_token() -> None:
     views = (
-        view("c", pending_prefill_ns=50 * MS, prefill_ns=10 * MS),
-        view("b", pending_prefill_ns=0, prefill_ns=60 * MS),
+        view("c", prefill_left_ns=50 * MS, prefill_ns=10 * MS),
+        view("b", pending_prefill_ns=90 * MS, prefill_left_ns=0, prefill_ns=60 * MS),
         view("d", prefill_ns=70 * MS),
     )
     found = nearest(views)

@@ -30,7 +30,7 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
     lapse(m, model, known, now)
     blocked = NONE
     while (turn := backlog.next_turn(blocked)) is not None:
-        mark = (int(turn.request), known.fleet.version)
+        mark = (int(turn.request), known.fleet.version, turn.patient)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
             if _place(m, model, known, turn, now) or _hopeless(m, known, turn, now):
                 continue

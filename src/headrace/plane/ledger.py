@@ -114,7 +114,7 @@ class Load(Struct):
         A forecast: windows open by what was seen, never by what time must have brought.
         """
         front, passed = self.front_ns, now - self.front_at
-        return DurationNs(self.pending_prefill_ns - (front if front < passed else passed))
+        return DurationNs(self.pending_prefill_ns - min(front, passed))
 
     def end_prefill(self, attempt: AttemptId, now: InstantNs) -> None:
         """Take out a prefill that is over."""

@@ -142,12 +142,12 @@ class Machine:
             known = self.state.models.get(name)
             if known is None:
                 known = self.state.models[name] = ModelState()
+            self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
+        for name, known in self.state.models.items():
+            before, known.rates = known.rates, {}
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
-                if pool not in known.rates:
-                    known.rates[pool] = Rate()
-                    known.rates[pool].start(facts.spec.work_rate)
-            self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
+                known.rates[pool] = before.get(pool) or Rate.starting(facts.spec.work_rate)
 
     @property
     def settings(self) -> Resolved:

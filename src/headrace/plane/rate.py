@@ -33,10 +33,10 @@ class Rate(Struct):
     waiting: bool = False
     """Whether something was waiting then."""
 
-    def start(self, declared: float) -> None:
-        """Begin with the declared rate as if measured for two seconds."""
-        self.time_ns = _PRIOR
-        self.done_ns = round(declared * _PRIOR)
+    @classmethod
+    def starting(cls, declared: float) -> "Rate":
+        """Return the declared rate, as if measured for two seconds."""
+        return cls(time_ns=_PRIOR, done_ns=round(declared * _PRIOR))
 
     def tick(self, now: InstantNs, replicas: int, *, waiting: bool) -> None:
         """Close a span: count it if work waited at both its ends."""

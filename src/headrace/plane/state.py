@@ -89,8 +89,8 @@ class ModelState(Struct):
     fleet: Fleet = field(default_factory=Fleet)
     rates: dict[PoolName, Rate] = {}
     """At what rate queued work drains, by pool."""
-    stuck: dict[ClassName, tuple[int, int]] = {}
-    """By class, (request, fleet version) of the last turn that found no open replica."""
+    stuck: dict[ClassName, tuple[int, int, bool]] = {}
+    """By class, (request, fleet version, patient) of the last turn that found no open replica."""
 
 
 class PlaneState(Struct):
