@@ -392,4 +392,4 @@ def test_the_examples_that_need_no_data_run(capsys: Output) -> None:
     assert main(["simulate", str(EXAMPLES / "hog.yaml"), "--json", "-"]) == 0
     (run,) = summaries(capsys.readouterr().out)
     shares = {str(group.tenant): group.attained_offered or 0.0 for group in run.by_tenant}
-    assert shares["conforming"] > 0.9 > shares["hog"]
+    assert shares["conforming"] > 0.85 > shares["hog"]

@@ -1,5 +1,6 @@
 """A run leaves one row for each offered request, under a label that says which policy it was."""
 
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -14,9 +15,9 @@ from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.experiment import describe, simulate, with_fifo_wait, without_control
 from headrace.sim.faults import Crash, Leavers
-from headrace.sim.scenario import rows_of
+from headrace.sim.scenario import Scenario, rows_of
 from headrace.trace.row import TraceRow, trace_hash
-from headrace.units import NS_PER_S
+from headrace.units import NS_PER_S, Tokens
 from tests.sim.scenes import burst, deployment, profile, run, scenario, source
 
 
@@ -117,6 +118,26 @@ def test_work_that_nobody_serves_has_a_price_too() -> None:
     rows = [replace(burst(1)[0], model=ModelName("nobody's"))]
     (one,) = simulate(scenario(config=two_models(1, 0, 2)), 0, rows).offered
     assert one.work_ns > 0
+
+
+@pytest.mark.parametrize("declared", [None, 6_000])
+@pytest.mark.parametrize("policy", [lambda one: one, without_control])
+def test_an_answer_ends_where_the_pool_does(
+    policy: Callable[[Scenario], Scenario], declared: int | None
+) -> None:
+    tiny = replace(profile(), kv_capacity_tokens=2_048, reference_batch=1)
+    base = deployment(1)
+    config = replace(base, pools=(replace(base.pools[0], profile=tiny),))
+    patient = tuple(replace(one, ttft_ms=None, expire=False) for one in config.classes)
+    limit = None if declared is None else Tokens(declared)
+    rows = [replace(row, max_tokens=limit) for row in burst(3, given=100, made=5_000)]
+    ran = run(policy(scenario(config=replace(config, classes=patient))), 0, rows)
+    for row in ran.rows():
+        if row.usage is not None:
+            assert row.usage.input_tokens + row.usage.output_tokens <= 2_048 + 1
+        else:
+            assert not row.admitted
+    assert declared is not None or all(row.usage for row in ran.rows())
 
 
 def test_without_control_nobody_is_refused_for_a_full_queue() -> None:

@@ -86,7 +86,7 @@ def test_fair_wait_keeps_a_conforming_tenant_served_beside_a_hog() -> None:
     fifo = [simulate(with_fifo_wait(hog()), seed) for seed in SEEDS]
     good = [mean([attained(run, "good") for run in runs]) for runs in (fair, fifo)]
     assert good[0] > 0.85
-    assert good[0] > good[1] + 0.2
+    assert good[0] > good[1] + 0.15
     assert mean([attained(run, "nightly") for run in fair]) > 0.99
     # The hog is refused what it asks beyond its share, and gets no less than that share.
     assert all(attained(run, "hog") > 0.4 for run in fair)
@@ -182,7 +182,8 @@ def test_a_tenant_with_time_lends_its_turn() -> None:
     lent = [record for record in routes if record.evidence.lent]
     assert len(lent) > 20
     assert {record.tenant for record in lent} == {"good"}
-    assert all(r.evidence.tenant_counter > r.evidence.least_counter for r in lent)
+    # Who lends does not compete: the least counter is that of whoever does.
+    assert all(r.evidence.tenant_counter == r.evidence.least_counter for r in lent)
     assert attained(run, "nightly") > 0.99  # and loses nothing by it
 
     held, unlent = lending(86_400_000.0)

@@ -72,10 +72,10 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     rate = replicas * rng.choice((2.0, 6.0, 12.0, 30.0))
     deployment = _deployment(rng, _engine(rng, profile), replicas, tenants)
     mix = _mix(rng, tenants, deployment, rate, requests)
-    fleet = stream(seed, "fleet")
-    if fleet.random() < 0.5:
-        deployment = _varied(fleet, deployment, profile, replicas)
-        mix = _spread(fleet, mix, deployment)
+    shape = stream(seed, "shapes")
+    if shape.random() < 0.5:
+        deployment = _varied(shape, deployment, profile, replicas)
+        mix = _spread(shape, mix, deployment)
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
