@@ -219,31 +219,13 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     settings, ledger, request = m.settings, m.state.ledger, live.request
     chosen = known.fleet.replicas[placement.replica]
     facts = settings.pools[chosen.pool]
-    profile = facts.spec.profile
     m.state.attempts += 1
     attempt = AttemptId(m.state.attempts)
     tenant = settings.tenants[request.tenant]
     weight = tenant.weight * m.spec_of(live).weight
     load = ledger.loads[chosen.incarnation]
-    cached, given = placement.cached_tokens, request.input_tokens
-    prefill = profile.prefill_ns(
-        given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
-    )
-    flight = Flight(
-        request=request.id,
-        tenant=request.tenant,
-        model=live.model,
-        incarnation=chosen.incarnation,
-        input_tokens=given,
-        cached_tokens=cached,
-        predicted=live.demand.output_p50,
-        blocks=live.demand.kv_blocks,
-        prefill_ns=prefill,
-        charged=0,
-        weight=weight,
-        gap_ns=live.bounds.gap_ns,
-        sent_at=now,
-    )
+    flight = _flight(live, placement, load, facts, now)
+    flight.weight = weight
     counter = ledger.counter(live.model, request.tenant)
     ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
@@ -273,4 +255,30 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             weight=weight,
             gap_ns=live.bounds.gap_ns,
         )
+    )
+
+
+def _flight(
+    live: Live, placement: Placement, load: Load, facts: PoolFacts, now: InstantNs
+) -> Flight:
+    """Return what is booked for an attempt, at its tenant's plain weight."""
+    request, profile = live.request, facts.spec.profile
+    cached, given = placement.cached_tokens, request.input_tokens
+    prefill = profile.prefill_ns(
+        given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
+    )
+    return Flight(
+        request=request.id,
+        tenant=request.tenant,
+        model=live.model,
+        incarnation=placement.incarnation,
+        input_tokens=given,
+        cached_tokens=cached,
+        predicted=live.demand.output_p50,
+        blocks=live.demand.kv_blocks,
+        prefill_ns=prefill,
+        charged=0,
+        weight=1,
+        gap_ns=live.bounds.gap_ns,
+        sent_at=now,
     )

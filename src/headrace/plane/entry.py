@@ -17,7 +17,6 @@ from headrace.model.ids import (
     DecisionId,
     ModelName,
     RequestId,
-    TenantId,
 )
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
@@ -25,12 +24,12 @@ from headrace.plane.dispatch import leave, relist
 from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
+from headrace.plane.stranger import strange, unlimited
 from headrace.policy.admission.gates import nearest
 from headrace.policy.ordering.orders import FAR
 from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import (
     Blocks,
-    Bytes,
     DurationNs,
     InstantNs,
     Tokens,
@@ -51,7 +50,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     slo_class = settings.class_of(request.slo_class, tenant)
     facts = settings.pool_for(ModelName(spec.name), slo_class) if spec is not None else None
     if tenant is None or spec is None or slo_class not in settings.classes or facts is None:
-        _strange(m, request, slo_class, now)
+        strange(m, request, slo_class, now)
         return None
     asked = _Asked(m, request, tenant, spec, slo_class, facts)
     evidence = asked.evidence(m, now)
@@ -180,7 +179,7 @@ class _Asked:
         tenant, need = self.tenant, self.reserved_tokens()
         limits = (tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests)
         if limits == (None, None, None):
-            return _unlimited(need)
+            return unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
         tokens, requests, most = quota.tokens, quota.requests, tenant.max_parallel_requests
         return BudgetFacts(
@@ -233,18 +232,6 @@ class _Asked:
 
 
 _NOTHING = DurationNs(0)
-
-
-def _unlimited(need: Tokens) -> BudgetFacts:
-    return BudgetFacts(
-        tokens_needed=need,
-        tokens_left=None,
-        tokens_limit=None,
-        tokens_wait_ns=_NOTHING,
-        requests_left=None,
-        requests_wait_ns=_NOTHING,
-        parallel_left=None,
-    )
 
 
 def _first_token_bound(bounds: Bounds, wanted: Demand, facts: PoolFacts) -> DurationNs | None:
@@ -354,124 +341,4 @@ def _refused(
         outcome=None,
         bounds=asked.bounds,
         ended_at=now,
-    )
-
-
-OTHER = "other"
-"""The label of tenants and classes that the configuration does not know (trap 56)."""
-
-
-def _strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) -> None:
-    """Refuse a request whose tenant, model or class is not configured: the contract gate alone."""
-    settings = m.settings
-    tenant = settings.tenants.get(request.tenant)
-    spec = settings.models.get(request.model)
-    known = slo_class in settings.classes
-    evidence = _bare_evidence(
-        request,
-        ContractFacts(
-            tenant_known=tenant is not None,
-            model_known=spec is not None,
-            model_allowed=tenant is None
-            or spec is None
-            or not tenant.models
-            or spec.name in tenant.models,
-            class_allowed=known and (spec is None or _pooled(m, spec, slo_class)),
-            context_limit=Tokens(spec.context_limit if spec is not None else 0),
-            output_limit=Tokens(spec.output_limit if spec is not None else 0),
-            fan_out_limit=1,
-        ),
-    )
-    decision = settings.config.admission.decide(evidence)
-    assert isinstance(decision, Reject), "a strange request cannot pass the contract gate"
-    record = EntryRecord(
-        request_id=request.id,
-        decision_id=m.next_decision(),
-        at=now,
-        tenant=request.tenant,
-        tenant_class=slo_class,
-        policy_revision=m.state.revision,
-        evidence=evidence,
-        decision=decision,
-    )
-    entry = Entry(
-        arrived_at=now,
-        input_tokens=request.input_tokens,
-        predicted_output=Tokens(0),
-        work_ns=WorkNs(0),
-    )
-    tally = m.state.accounts.tally(
-        request.tenant if tenant is not None else TenantId(OTHER),
-        slo_class if known else ClassName(OTHER),
-    )
-    m.state.accounts.offer(tally, entry)
-    row = Concluded(
-        request=request.id,
-        tenant=request.tenant,
-        slo_class=slo_class,
-        model=ModelName(request.model),
-        entry=entry,
-        admitted=False,
-        reason=decision.reason,
-        outcome=None,
-        bounds=_NO_BOUNDS,
-        ended_at=now,
-    )
-    m.out += (
-        Decided(record),
-        Refuse(request=request.id, decision=record.decision_id, rejection=decision),
-        row,
-    )
-    m.state.accounts.conclude(tally, row)
-
-
-_NO_BOUNDS = Bounds(ttft_ns=None, gap_ns=DurationNs(0), tpot_ns=DurationNs(0))
-
-
-def _pooled(m: Machine, spec: ModelSpec, slo_class: ClassName) -> bool:
-    return m.settings.pool_for(ModelName(spec.name), slo_class) is not None
-
-
-def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
-    """Return evidence in which only the contract facts say anything."""
-    nothing = DurationNs(0)
-    return EntryEvidence(
-        demand=Demand(
-            input_tokens=request.input_tokens,
-            cached_tokens=Tokens(0),
-            output_p50=Tokens(0),
-            output_p90=Tokens(0),
-            prefill_ns=nothing,
-            work_p50_ns=WorkNs(0),
-            work_p90_ns=WorkNs(0),
-            kv_blocks=Blocks(0),
-            kv_bytes=Bytes(0),
-            kv_byte_seconds=0,
-            residency_ns=nothing,
-        ),
-        max_output=request.max_output,
-        fan_out=request.fan_out,
-        contract=contract,
-        budget=_unlimited(request.input_tokens),
-        wait=WaitFacts(
-            backlog_ns=WorkNs(0),
-            own_ahead_ns=WorkNs(0),
-            debt_ns=WorkNs(0),
-            weights=1,
-            own_weight=1,
-            rate_micro=0,
-        ),
-        ttft_ns=None,
-        gap_ns=nothing,
-        route_ns=nothing,
-        first_ns=nothing,
-        input_margin_ns=nothing,
-        tenant_counter=0,
-        least_counter=0,
-        own_queued=0,
-        own_queue_bound=0,
-        ready=0,
-        blocks_largest=Blocks(0),
-        replicas=(),
-        rest_bound_ns=None,
     )
