@@ -11,7 +11,7 @@ from headrace.sim.scenario import rows_of
 from headrace.sim.swarm import draw
 from tests.sim.scenes import Ran, burst, profile, run, scenario
 
-ROWS = 150
+ROWS = 100
 """Requests of a drawn world that are run twice: enough for its faults, and quick step by step."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -72,6 +72,19 @@ def test_fleets_of_every_shape_are_drawn() -> None:
     assert min(shapes.values()) >= 20, shapes
 
 
+def test_configurations_change_in_mid_run() -> None:
+    drawn = [draw(seed, profile())[0] for seed in range(300)]
+    changed = [one for one in drawn if one.changes]
+    assert len(changed) >= 30
+    kinds = Counter(kind for one in changed for kind in (one.faults or ("none",)))
+    assert min(kinds["crash"], kinds["leavers"], kinds["none"]) >= 5
+    first = next(one for one in changed if one.changes[0][1] != one.scenario.deployment)
+    _, world, checker = run(first.seed, profile())
+    assert world.plane.state.revision == 2
+    assert world.scenario.deployment == first.changes[0][1]
+    assert checker.steps > first.rows
+
+
 def test_once_faults_are_over_the_backlog_drains() -> None:
     """Whoever is left waiting is served, unless nothing that may serve it came back."""
     drained = 0

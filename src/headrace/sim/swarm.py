@@ -37,6 +37,7 @@ from headrace.trace.mix import (
 )
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
+from headrace.units import InstantNs, seconds
 
 REQUESTS_MAX = 2_000
 """Most requests one seed offers."""
@@ -50,6 +51,8 @@ class Swarm(Struct, frozen=True, kw_only=True):
     rows: int
     faults: tuple[str, ...]
     """Kinds of fault in it."""
+    changes: tuple[tuple[InstantNs, PlaneConfig], ...] = ()
+    """Configurations that come into force while it runs."""
 
 
 class SwarmResult(Struct, frozen=True, kw_only=True):
@@ -88,14 +91,17 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         seed=seed,
     )
     kinds = tuple(sorted({one for fault in faults for one in _parts(fault)}))
-    return Swarm(seed=seed, scenario=scenario, rows=len(rows), faults=kinds), rows
+    drawn = Swarm(seed=seed, scenario=scenario, rows=len(rows), faults=kinds)
+    if "restart" not in kinds:  # a driver that comes back would read its configuration anew
+        drawn = replace(drawn, changes=_changes(stream(seed, "changes"), deployment, span))
+    return drawn, rows
 
 
 def run(seed: int, profile: Profile) -> tuple[Swarm, World, Checker]:
     """Run one seed with all checkers on; raises at the first thing that does not hold."""
     drawn, rows = draw(seed, profile)
     checker = Checker()
-    world = World(drawn.scenario, rows, seed, after=checker).run()
+    world = World(drawn.scenario, rows, seed, after=checker, changes=drawn.changes).run()
     checker.finish(world)
     return drawn, world, checker
 
@@ -280,6 +286,23 @@ def _faults(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
                     Restart(at_s=rng.uniform(0, span), checkpoint_age_s=rng.choice((0.0, 0.5, 3.0)))
                 )
     return tuple(made)
+
+
+def _changes(
+    rng: Random, before: PlaneConfig, span: float
+) -> tuple[tuple[InstantNs, PlaneConfig], ...]:
+    """Draw no change, or one of weights, order, gates and window in mid-run."""
+    if rng.random() < 0.7:
+        return ()
+    order: Ordering = Fifo() if rng.random() < 0.3 else TenantFirst()
+    after = replace(
+        before,
+        tenants=tuple(replace(one, weight=rng.choice((1, 3))) for one in before.tenants),
+        ordering=order,
+        admission=Gates(mode=rng.choice((GateMode.AUDIT, GateMode.ENFORCE))),
+        window=Window(prefill_ms=rng.choice((20.0, 1_000.0))),
+    )
+    return ((InstantNs(seconds(rng.uniform(0, span))), after),)
 
 
 def _parts(fault: Fault) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ what it needs for that. True output lengths and chunk identities live here.
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from headrace.model.decision import Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Entry
 from headrace.model.engine import Snapshot
@@ -39,7 +41,7 @@ from headrace.model.slo import Bounds, Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder
 from headrace.plane.state import Live, Phase
-from headrace.policy.catalog import canonical
+from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
 from headrace.sim.faults import Crash, Leavers, Reports, Restart
@@ -68,8 +70,12 @@ class World:
         after: Callable[["World", list[Effect]], None] | None = None,
         fast_forward: bool = True,
         segment_bytes: int | None = None,
+        changes: Sequence[tuple[InstantNs, PlaneConfig]] = (),
     ) -> None:
-        """Prepare a run; `sink` gets the journal's frames, `after` looks on after each step."""
+        """Prepare a run; `sink` gets the journal's frames, `after` looks on after each step.
+
+        `changes`: configurations of the same pools that come into force later.
+        """
         self.scenario, self.rows, self.seed = scenario, rows, seed
         self.now = InstantNs(0)
         self.concluded: dict[RequestId, Concluded] = {}
@@ -84,6 +90,7 @@ class World:
         """Requests that had not ended when the run had to."""
         self._sink, self._decisions, self._after = sink, decisions, after
         self._segment_bytes = segment_bytes
+        self._changes, self._revision = changes, 0
         self._agenda: Agenda[object] = Agenda()
         self._tick_planned = False
         self._timer: InstantNs | None = None
@@ -124,8 +131,7 @@ class World:
         return self
 
     def _begin(self) -> None:
-        config = canonical(self.scenario.deployment)
-        self.tell(ConfigChanged(revision=1, config=config))
+        self._configure(self.scenario.deployment)
         for at in range(len(self.nodes)):
             self._start(at)
         for at, fault in enumerate(self.scenario.faults):
@@ -135,8 +141,17 @@ class World:
                 when = max(0.0, fault.at_s - fault.checkpoint_age_s)
                 self._agenda.push(InstantNs(seconds(when)), Kind.FAULT, at, "save")
                 self._agenda.push(InstantNs(seconds(fault.at_s)), Kind.FAULT, at, fault)
+        entity = len(self.scenario.faults) + len(self.nodes)
+        for nth, (when, config) in enumerate(self._changes):
+            self._agenda.push(when, Kind.FAULT, entity + nth, config)
         if self.rows:
             self._agenda.push(self.rows[0].at, Kind.ARRIVAL, 0, None)
+
+    def _configure(self, config: PlaneConfig) -> None:
+        """Bring a configuration into force."""
+        self.scenario = replace(self.scenario, deployment=config)
+        self._revision += 1
+        self.tell(ConfigChanged(revision=self._revision, config=canonical(config)))
 
     def tell(self, event: Event) -> None:
         """Give the plane an event and carry out what it wants."""
@@ -285,6 +300,8 @@ class World:
                 self._crash(event)
             case Restart():
                 self._restart()
+            case PlaneConfig():
+                self._configure(event)
             case "save":
                 self._saved = self.plane.freeze()
             case ("down", int(at), int(incarnation)):
