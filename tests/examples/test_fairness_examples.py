@@ -9,9 +9,10 @@ from headrace.config.profiles import load_profile
 from headrace.model.decision import Reason
 from headrace.model.deployment import PoolSpec, TenantSpec
 from headrace.model.effect import Dispatch
+from headrace.policy.fairness.vtc import Cost, Vtc
 from headrace.policy.ordering.orders import Fifo
-from headrace.units import InstantNs, WorkNs
-from tests.plane.scenes import MODEL, MS, Driver, S, config, patient, usage
+from headrace.units import InstantNs
+from tests.plane.scenes import MS, Driver, S, config, patient, usage
 
 PROFILE = load_profile("h100-8b-tp1")
 CHAT, DOCUMENT = (100, 200), (32_768, 4_096)
@@ -97,13 +98,6 @@ def offer(made: Driver, tenant: str) -> None:
     made.arrive(tenant, tokens, max_output=output)
 
 
-class GpuTime:
-    """Service counted as predicted GPU time (FAIR-2), in place of weighted tokens."""
-
-    def service(self, uncached: int, cached: int, output: int) -> WorkNs:
-        return PROFILE.work_ns(uncached, cached, output)
-
-
 def run(made: Driver, *, until_s: int, offered: int) -> Engine:
     """Serve equally many requests of both, offered together, for so many seconds."""
     for _ in range(offered):
@@ -128,8 +122,7 @@ def test_ex_14_under_an_rps_limit_the_long_ones_get_over_95_percent_of_gpu_work(
 
 
 def test_ex_14_work_shares_are_half_and_half_while_both_are_backlogged() -> None:
-    made = both()
-    made.plane._machine.settings.prices[MODEL] = GpuTime()  # type: ignore[assignment]
+    made = both(fairness=Vtc(cost=Cost.WORK))
     engine = run(made, until_s=60, offered=3_200)
     assert 0.45 < engine.share("chat") < 0.55
     sent = Counter(one.tenant for one in made.sent())

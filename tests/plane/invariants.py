@@ -71,6 +71,10 @@ def loads_are_their_flights(state: PlaneState) -> None:
         assert flight.charged >= 0
     for incarnation, load in state.ledger.loads.items():
         tally = sums[incarnation]
+        assert sum(load.prefills.values()) == tally["prefill"]
+        assert load.front_ns == next(iter(load.prefills.values()), 0)
+        assert load.pending_prefill_ns >= load.prefill_left_ns(state.now)
+        assert load.prefill_left_ns(state.now) >= load.pending_prefill_ns - load.front_ns
         assert load.attempts == tally["attempts"] >= 0
         assert load.blocks == tally["blocks"] >= 0
         assert load.decodes == tally["decodes"] >= 0

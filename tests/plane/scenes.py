@@ -112,9 +112,13 @@ class Driver:
         self.tell(ReplicaUp(replica=ReplicaName(name), incarnation=life, pool=PoolName(pool)))
         return life
 
-    def down(self, name: str, incarnation: int) -> list[Effect]:
+    def down(
+        self, name: str, incarnation: int, *shown: tuple[AttemptId, StreamTiming]
+    ) -> list[Effect]:
         return self.tell(
-            ReplicaDown(replica=ReplicaName(name), incarnation=Incarnation(incarnation))
+            ReplicaDown(
+                replica=ReplicaName(name), incarnation=Incarnation(incarnation), timings=shown
+            )
         )
 
     def arrive(self, tenant: str = "a", tokens: int = 1_000, **more: Any) -> RequestId:
@@ -126,8 +130,8 @@ class Driver:
         self.tell(RequestArrived(Request(id=request, input_tokens=Tokens(tokens), **given)))
         return request
 
-    def leave(self, request: int) -> list[Effect]:
-        return self.tell(CallerLeft(RequestId(request)))
+    def leave(self, request: int, timing: StreamTiming = NO_STREAM) -> list[Effect]:
+        return self.tell(CallerLeft(RequestId(request), timing=timing))
 
     def first(self, attempt: int | None) -> list[Effect]:
         assert attempt is not None

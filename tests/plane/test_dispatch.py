@@ -301,3 +301,129 @@ def test_a_long_prompt_waits_for_an_idle_engine_and_then_goes() -> None:
     assert waiting(made) == [large]
     made.first(made.live(little).attempt)
     assert waiting(made) == [], "nothing is being prefilled there, and the step holds every gap"
+
+
+def two_sizes() -> Driver:
+    pools = (
+        PoolSpec(name="little", model="m", profile=small(8_192, running=1)),
+        PoolSpec(name="large", model="m", profile=small(65_536, running=1)),
+    )
+    made = Driver(config(pools=pools, classes=(patient(),)), replicas=0)
+    made.up("little", "little")
+    return made
+
+
+def test_a_request_that_only_a_lost_replica_could_hold_blocks_nobody() -> None:
+    made = two_sizes()
+    life = made.up("large", "large")
+    held = made.arrive("a", 20_000)
+    assert made.live(held).replica == "large"
+    lost = made.arrive("b", 20_000)
+    other = made.arrive("c", 100)
+    behind = made.arrive("c", 100)
+    assert waiting(made) == [lost, other, behind]
+    made.down("large", life)
+    assert [(f.request, f.reason) for f in made.failed()] == [
+        (held, Reason.REPLICA_LOST),
+        (lost, Reason.NO_READY_REPLICA),
+    ]
+    assert made.live(other).replica == "little"
+    row = next(row for row in made.rows() if row.request == lost)
+    assert (row.outcome, row.reason) == (Outcome.ERROR, Reason.NO_READY_REPLICA)
+    made.serve(other)
+    made.serve(behind)
+    invariants.over(made.plane)
+
+
+def test_while_no_replica_at_all_is_ready_nothing_is_hopeless() -> None:
+    made = two_sizes()
+    made.up("large", "large")
+    made.arrive("a", 20_000)
+    waits = made.arrive("b", 20_000)
+    made.down("little", 1)
+    made.down("large", 2)
+    assert waiting(made) == [waits]
+    made.up("large", "large")
+    assert made.live(waits).replica == "large"
+
+
+LONG = 60_000
+"""Tokens whose prefill takes many dispatch windows."""
+
+
+def shut(made: Driver) -> list[str]:
+    """Return the replicas that a long prompt keeps from other first tokens."""
+    loads = made.plane.state.ledger.loads
+    return [
+        one.name
+        for one in made.known.fleet.replicas.values()
+        if loads[one.incarnation].pending_prefill_ns > 150 * MS
+    ]
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (12, 3)])
+def test_long_prompts_that_can_wait_shut_one_replica_in_four_and_at_least_one(
+    replicas: int, most: int
+) -> None:
+    made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=replicas)
+    long = [made.arrive("abc"[n % 3], LONG, slo_class="patient") for n in range(replicas + 3)]
+    assert len(shut(made)) == most
+    invariants.hold(made.plane, made.now)
+    urgent = [made.arrive("a", 300, slo_class="chat") for _ in range(replicas)]
+    if replicas > 1:
+        assert not set(waiting(made)) & set(urgent), "the others are open"
+        assert not made.refused()
+    sent = [one for one in long if one not in waiting(made)]
+    made.first(made.live(sent[0]).attempt)
+    invariants.hold(made.plane, made.now)
+    assert len(shut(made)) == most, "the next long one follows"
+
+
+def test_long_prompts_that_cannot_wait_are_not_held_back() -> None:
+    made = Driver(config(classes=(ClassSpec(name="soon", ttft_ms=9_000.0),)), replicas=4)
+    for nth in range(4):
+        made.arrive("abc"[nth % 3], LONG)
+    assert len(shut(made)) == 4
+
+
+def test_short_prompts_that_can_wait_are_not_held_back() -> None:
+    made = Driver(config(classes=(patient(),)), replicas=4)
+    made.arrive("a", LONG)
+    for _ in range(3):
+        made.arrive("b", 1_000)
+    assert set(made.places()) == {f"r{nth}" for nth in range(4)}
+
+
+def test_what_was_held_back_goes_as_soon_as_it_cannot_wait() -> None:
+    made = Driver(config(classes=(ClassSpec(name="later", ttft_ms=40_000.0),)), replicas=2)
+    made.arrive("a", LONG)
+    held = made.arrive("b", LONG)
+    assert waiting(made) == [held]
+    made.wait(made.live(held).latest_start - 10 * S - made.now - 1)
+    assert waiting(made) == [held]
+    made.wait(1)
+    assert waiting(made) == []
+    assert not made.routes()[-1].evidence.patient
+
+
+def test_windows_open_by_what_was_seen_and_never_by_time_alone() -> None:
+    """The prefill that is left falls with time, but only in forecasts: no timer need fire."""
+    made = Driver(config(classes=(patient(),)))
+    busy = made.arrive("a", 5_000)
+    held = made.arrive("b", 5_000)
+    attempt = made.live(busy).attempt
+    [before] = made.plane.views_for(made.live(held), made.now)
+    timer = made.plane.next_timer()
+    assert timer is not None
+    assert timer > 3_600 * S
+    made.wait(50 * MS)
+    [after] = made.plane.views_for(made.live(held), made.now)
+    assert before.prefill_left_ns == before.pending_prefill_ns == after.pending_prefill_ns
+    assert after.prefill_left_ns == before.prefill_left_ns - 50 * MS
+    made.wait(60 * S)
+    [later] = made.plane.views_for(made.live(held), made.now)
+    assert later.prefill_left_ns == 0
+    assert waiting(made) == [held]
+    invariants.hold(made.plane, made.now)
+    made.first(attempt)
+    assert waiting(made) == []

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from headrace.model.decision import Admit, Reason, Reject
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Dispatch, Fail
-from headrace.model.ids import ClassName, TenantId
+from headrace.model.ids import AttemptId, ClassName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.accounts import Accounts, Tally
 from headrace.plane.ledger import Bucket
@@ -64,6 +64,9 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
         ({"model": "gpt"}, Reason.MODEL_UNKNOWN),
         ({"slo_class": "platinum"}, Reason.CLASS_NOT_ALLOWED),
         ({"tenant": "c"}, Reason.MODEL_NOT_ALLOWED),
+        ({"tenant": "c", "slo_class": "platinum"}, Reason.MODEL_NOT_ALLOWED),
+        ({"tenant": "c", "model": "n", "slo_class": "platinum"}, Reason.CLASS_NOT_ALLOWED),
+        ({"tenant": "c", "model": "gpt"}, Reason.MODEL_UNKNOWN),
         ({"tenant": "b", "slo_class": "interactive"}, Reason.CLASS_NOT_ALLOWED),
         ({"model": "n", "slo_class": "interactive"}, Reason.CLASS_NOT_ALLOWED),
         ({"tokens": 0}, Reason.INPUT_EMPTY),
@@ -268,6 +271,206 @@ def test_eight_candidates_a_few_holders_and_a_bound_on_the_rest_are_shown() -> N
     holder = made.places()[19]
     assert {view.replica for view in evidence.replicas if view.cached_tokens} == {holder}
     assert Driver(replicas=8).arrive() == 1
+
+
+OWN_POOLS = (
+    PoolSpec(name="chat", model="m", profile=small(65_536, running=1), classes=("interactive",)),
+    PoolSpec(name="batch", model="m", profile=small(65_536, running=1), classes=("batch",)),
+)
+
+
+def test_a_class_with_its_own_idle_pool_does_not_wait_for_anothers_backlog() -> None:
+    made = Driver(config(pools=OWN_POOLS), replicas=0)
+    made.up("c0", "chat")
+    made.up("b0", "batch")
+    for _ in range(200):
+        made.arrive("a", 4_000, slo_class="batch")
+    made.arrive("a", 100, slo_class="interactive")
+    facts = made.entries()[-1].evidence.wait
+    assert made.known.backlog.work_ns > 60 * S
+    assert (facts.backlog_ns, facts.own_ahead_ns, facts.debt_ns, facts.weights) == (0, 0, 0, 1)
+    assert not made.refused()
+    assert made.places()[-1] == "c0"
+
+
+def test_a_class_waits_for_whatever_shares_a_pool_with_it() -> None:
+    """And is drained at the rate of all the pools that serve it."""
+    pools = (*OWN_POOLS, PoolSpec(name="any", model="m", profile=H100, work_rate=0.5))
+    made = Driver(config(pools=pools, admission=AUDIT), replicas=0)
+    made.up("c0", "chat")
+    made.up("b0", "batch")
+    made.up("b1", "batch")
+    for _ in range(4):
+        made.arrive("a", 4_000, slo_class="batch")
+    made.up("x0", "any")
+    made.arrive("a", 4_000, slo_class="batch")
+    made.arrive("b", 100, slo_class="interactive")
+    facts = made.entries()[-1].evidence.wait
+    assert facts.backlog_ns == made.known.backlog.work[ClassName("batch")] > 0
+    assert facts.rate_micro == 700_000 + 500_000
+
+
+def test_an_idle_pool_of_another_class_does_not_dilute_the_measured_rate() -> None:
+    made = Driver(config(pools=OWN_POOLS, admission=AUDIT), replicas=0)
+    made.up("c0", "chat")
+    made.up("b0", "batch")
+    made.up("b1", "batch")
+    work = made.live(made.arrive("a", 1_000)).demand.work_p50_ns
+    for _ in range(300):
+        made.arrive("a", 1_000, ttft_ns=None)
+        live = next(one for one in made.plane.state.live.values() if one.attempt is not None)
+        made.serve(live.request.id)
+        made.now = InstantNs(made.now + work)
+        made.tick()
+    rates = {pool: rate.micro() for pool, rate in made.known.rates.items()}
+    assert rates["batch"] == 700_000, "it measured nothing"  # type: ignore[index]
+    made.arrive("b", 100)
+    facts = made.entries()[-1].evidence.wait
+    assert facts.rate_micro == rates["chat"]  # type: ignore[index]
+
+
+def test_lenders_do_not_lengthen_a_competitors_wait() -> None:
+    tenants = (
+        TenantSpec(name="a"),
+        TenantSpec(name="b", weight=5),
+        TenantSpec(name="c", weight=90),
+    )
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+    made = Driver(config(tenants=tenants, pools=pools, admission=AUDIT))
+    made.arrive("c", 100)
+    for _ in range(50):
+        made.arrive("c", 4_000, slo_class="batch")
+    for _ in range(2):
+        made.arrive("a", 100)
+    made.arrive("b", 100)
+    made.arrive("b", 100, slo_class="batch")
+    made.arrive("a", 100)
+    facts = made.entries()[-1].evidence.wait
+    work = made.live(made.entries()[-1].request_id).demand.work_p50_ns
+    assert facts.weights == 6, "itself and whoever has urgent work"
+    assert facts.own_ahead_ns == 2 * work
+    assert facts.debt_ns <= work
+    assert facts.backlog_ns > 50 * work
+
+
+def test_a_best_effort_caller_does_not_raise_its_class_by_asking_for_a_first_token_bound() -> None:
+    classes = (patient(), ClassSpec(name="chat", ttft_ms=9_000.0))
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+    made = Driver(config(classes=classes, pools=pools))
+    busy = made.arrive("c", 100)
+    pushy = made.arrive("a", 100, slo_class="patient", ttft_ns=S)
+    made.now = InstantNs(S // 2)
+    chat = made.arrive("b", 100, slo_class="chat")
+    assert made.live(pushy).bounds.ttft_ns is None
+    made.serve(busy)
+    assert made.sent()[-1].request == chat
+    made.wait(60 * S)
+    assert pushy in made.plane.state.live
+
+
+def test_a_long_prefill_ahead_does_not_make_a_newcomer_hopeless() -> None:
+    """By the time it is sent, no more than the dispatch window lets in is before it."""
+    made = Driver(config(classes=(ClassSpec(name="chat"), patient()), admission=AUDIT))
+    busy = made.arrive("a", 60_000, slo_class="patient")
+    pending = made.plane.state.ledger.flights[made.sent()[0].attempt].prefill_ns
+    assert pending > 2 * S
+    request = made.arrive("b", 300, slo_class="chat")
+    assert not made.failed()
+    live, window = made.live(request), 150 * MS
+    assert live.latest_start == live.deadline - window - live.first_ns
+    made.now = InstantNs(1_500 * MS)
+    made.first(made.live(busy).attempt)
+    assert made.live(request).replica == "r0"
+
+
+def test_an_answer_is_cut_where_the_pool_it_was_sent_to_ends() -> None:
+    made = Driver(config(pools=(PoolSpec(name="p", model="m", profile=small(8_192)),)))
+    made.arrive(tokens=1_000, max_output=16_000)
+    assert made.sent()[0].output_limit == 7_192
+
+
+class Served:
+    """One request at a time, each for as long as its predicted work."""
+
+    def __init__(self, made: Driver) -> None:
+        self.made = made
+        self.until = 0
+        self.attempt: int | None = None
+
+    def run(self, until: int) -> None:
+        """Serve up to an instant."""
+        made = self.made
+        while True:
+            if self.attempt is None:
+                flights = made.plane.state.ledger.flights
+                if not flights:
+                    break
+                self.attempt = next(iter(flights))
+                live = made.live(flights[AttemptId(self.attempt)].request)
+                self.until = made.now + live.demand.work_p50_ns
+            if self.until > until:
+                break
+            made.wait(self.until - made.now)
+            live = made.live(made.plane.state.ledger.flights[AttemptId(self.attempt)].request)
+            self.attempt = None
+            made.serve(live.request.id, output=live.demand.output_p50)
+        made.wait(until - made.now)
+
+
+def test_who_owes_turns_is_refused_at_the_door_not_left_to_expire() -> None:
+    """A tenant of weight 1 beside one of weight 1000 with more waiting than the bound allows."""
+    tenants = (TenantSpec(name="a", weight=1_000), TenantSpec(name="b"))
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1), work_rate=1.0),)
+    classes = (ClassSpec(name="chat"), ClassSpec(name="slow", ttft_ms=9_000.0, weight=4))
+    made = Driver(config(tenants=tenants, pools=pools, classes=classes))
+    engine = Served(made)
+    for nth in range(3_000):
+        name, slo_class = (("a", "slow"), ("b", "chat"))[nth % 2]
+        if name == "a" or nth > 1_000:  # its backlog grows first
+            made.arrive(name, 2_000, slo_class=slo_class, max_output=2)
+        engine.run((nth + 1) * 10 * MS)
+    rows = made.rows()
+    light = [row for row in rows if row.tenant == "b"]
+    expired = [row for row in light if row.reason is Reason.EXPIRED]
+    assert len([row for row in light if not row.admitted]) > 950
+    assert len(expired) <= 1, "without the debt one in each two seconds"
+    assert len([row for row in rows if row.tenant == "a" and row.met]) > 500
+
+
+def test_a_competitor_owes_no_more_than_it_has_waiting() -> None:
+    tenants = (TenantSpec(name="a", weight=1_000), TenantSpec(name="b"), TenantSpec(name="c"))
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+    made = Driver(config(tenants=tenants, pools=pools, admission=AUDIT))
+    busy = made.arrive("b", 9_000)
+    one = made.arrive("a", 300)
+    made.first(made.live(busy).attempt)
+    made.tick((made.live(busy).attempt, 4_000))
+    made.arrive("b", 300)
+    facts = made.entries()[-1].evidence.wait
+    assert facts.debt_ns == made.live(one).demand.work_p50_ns == facts.backlog_ns
+
+
+def test_who_comes_back_beside_a_lender_is_not_lifted_to_the_lenders_old_counter_alone() -> None:
+    """Else its idle time would have earned it credit over whoever was served meanwhile."""
+    classes = (ClassSpec(name="chat", ttft_ms=9_900.0, expire=False), patient())
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+    made = Driver(config(classes=classes, pools=pools, admission=AUDIT))
+    made.arrive("a", 500, slo_class="chat")
+    made.arrive("c", 500, slo_class="patient")
+    lent = made.counter("c")
+    for _ in range(60):
+        made.arrive("a", 500, slo_class="chat")
+        made.serve(made.sent()[-1].request, output=50)
+    assert made.counter("c") == lent < made.counter("a") // 2, "it lends"
+    for _ in range(40):
+        made.arrive("a", 500, slo_class="chat")
+        made.arrive("b", 500, slo_class="chat")
+    before = len(made.rows())
+    assert made.counter("b") == made.counter("a")
+    for _ in range(40):
+        made.serve(made.sent()[-1].request, output=50)
+    served = [row.tenant for row in made.rows()[before:]]
+    assert served.count(TenantId("b")) == pytest.approx(20, abs=2)
 
 
 def test_an_inexact_count_widens_the_margin() -> None:

@@ -13,9 +13,9 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.plane.ledger import Bucket, Flight, Ledger
-from headrace.policy.fairness.vtc import Rates
+from headrace.policy.fairness.vtc import Price, Rates, Worked
 from headrace.units import DurationNs, InstantNs, blocks_for
-from tests.plane.scenes import S, usage
+from tests.plane.scenes import H100, S, usage
 
 RATES = Rates(uncached=1_000_000, cached=100_000, output=3_000_000)
 MODEL, TENANT = ModelName("m"), TenantId("a")
@@ -278,6 +278,40 @@ def test_the_tightest_gap_is_that_of_whoever_is_still_on_board() -> None:
     assert load.gaps == {}
 
 
+def test_of_the_prefill_that_is_left_the_first_falls_with_time_and_no_other() -> None:
+    books = ledger()
+    load = books.loads[Incarnation(1)]
+    assert load.prefill_left_ns(InstantNs(99)) == 0
+    for attempt in (1, 2, 3):
+        one = flight(attempt)
+        one.sent_at = InstantNs(1_000 * attempt)
+        books.book(AttemptId(attempt), one, RATES)
+    seen = [load.prefill_left_ns(InstantNs(now)) for now in (1_000, 3_000, 8_000, 50_000)]
+    assert seen == [21_000, 19_000, 14_000, 14_000]
+    assert load.pending_prefill_ns == 21_000
+    books.first_token(AttemptId(1), InstantNs(9_000))
+    assert [load.prefill_left_ns(InstantNs(now)) for now in (9_000, 10_000)] == [14_000, 13_000]
+    books.close(AttemptId(3), RATES, InstantNs(10_000))
+    assert load.prefill_left_ns(InstantNs(10_000)) == 6_000, "the first one is where it was"
+    books.close(AttemptId(2), RATES, InstantNs(11_000))
+    assert (load.prefill_left_ns(InstantNs(12_000)), load.prefills) == (0, {})
+
+
+def test_under_another_cost_counters_begin_anew_with_what_is_in_flight() -> None:
+    books, work = ledger(), Worked(H100)
+    books.rebase(ModelName("unheard of"), work)
+    books.book(AttemptId(1), flight(), RATES)
+    books.first_token(AttemptId(1), NOW)
+    books.close(AttemptId(1), RATES, NOW, usage(100, 900))
+    books.book(AttemptId(2), flight(weight=3), RATES)
+    books.first_token(AttemptId(2), NOW)
+    books.progress(books.flights[AttemptId(2)], 80, RATES)
+    books.rebase(MODEL, work)
+    assert counter(books) == H100.work_ns(100, 0, 80) // 3
+    books.close(AttemptId(2), work, NOW, usage(100, 8))
+    assert counter(books) == H100.work_ns(100, 0, 8) // 3
+
+
 def test_books_of_a_life_open_once_and_close_empty() -> None:
     books = ledger()
     with pytest.raises(AssertionError, match="lives already"):
@@ -332,6 +366,7 @@ class Books(RuleBasedStateMachine):
         self.open: dict[int, Flight] = {}
         self.settled = 0
         """Service of all that has ended."""
+        self.price: Price = RATES
 
     @rule(tokens=st.integers(0, 400), passed=st.integers(0, MINUTE))
     def hold(self, tokens: int, passed: int) -> None:
@@ -360,6 +395,7 @@ class Books(RuleBasedStateMachine):
         self.ids += 1
         self.open[self.ids] = made = flight(
             self.ids,
+            sent_at=InstantNs(self.now),
             input_tokens=tokens,
             cached_tokens=min(cached, tokens - 1),
             predicted=predicted,
@@ -367,7 +403,7 @@ class Books(RuleBasedStateMachine):
             gap_ms=where[0],
             life=where[1],
         )
-        self.ledger.book(AttemptId(self.ids), made, RATES)
+        self.ledger.book(AttemptId(self.ids), made, self.price)
 
     def one(self, nth: int) -> int:
         return sorted(self.open)[nth % len(self.open)]
@@ -377,14 +413,14 @@ class Books(RuleBasedStateMachine):
     def first(self, nth: int) -> None:
         attempt = self.one(nth)
         if not self.open[attempt].streaming:
-            self.ledger.first_token(AttemptId(attempt), NOW)
+            self.ledger.first_token(AttemptId(attempt), InstantNs(self.now))
 
     @precondition(lambda self: self.open)
     @rule(nth=st.integers(0, 9), made=st.integers(0, 400))
     def progress(self, nth: int, made: int) -> None:
         one = self.open[self.one(nth)]
         if one.streaming:
-            self.ledger.progress(one, made, RATES)
+            self.ledger.progress(one, made, self.price)
 
     @precondition(lambda self: self.open)
     @rule(
@@ -398,15 +434,22 @@ class Books(RuleBasedStateMachine):
     def close(self, nth: int, seen: int, counted: Usage | None) -> None:
         attempt = self.one(nth)
         one = self.open.pop(attempt)
-        made = self.ledger.close(AttemptId(attempt), RATES, NOW, counted, seen)
+        made = self.ledger.close(AttemptId(attempt), self.price, InstantNs(self.now), counted, seen)
         assert made == max(one.made, seen)
         if counted is not None:
             cached = min(counted.cached_tokens, counted.input_tokens)
             uncached = counted.input_tokens - cached
-            self.settled += RATES.service(uncached, cached, counted.output_tokens) // one.weight
+            self.settled += (
+                self.price.service(uncached, cached, counted.output_tokens) // one.weight
+            )
         elif made:
             uncached = one.input_tokens - one.cached_tokens
-            self.settled += RATES.service(uncached, one.cached_tokens, made) // one.weight
+            self.settled += self.price.service(uncached, one.cached_tokens, made) // one.weight
+
+    @rule(price=st.sampled_from((RATES, Worked(H100), Rates(uncached=5, cached=1, output=2))))
+    def rebase(self, price: Price) -> None:
+        self.price, self.settled = price, 0
+        self.ledger.rebase(MODEL, price)
 
     @invariant()
     def quota_is_the_sum_of_holds(self) -> None:
@@ -432,6 +475,10 @@ class Books(RuleBasedStateMachine):
             assert load.blocks == sum(one.blocks for one in mine)
             assert load.context_tokens == sum(one.input_tokens + one.made for one in streams)
             assert load.pending_prefill_ns == 7_000 * (len(mine) - len(streams))
+            assert sum(load.prefills.values()) == load.pending_prefill_ns
+            assert load.front_ns == next(iter(load.prefills.values()), 0)
+            left = load.prefill_left_ns(InstantNs(self.now))
+            assert load.pending_prefill_ns - load.front_ns <= left <= load.pending_prefill_ns
             assert load.gaps == Counter(one.gap_ns for one in mine)
             assert load.tightest == min(load.gaps, default=None)
 

@@ -1,15 +1,16 @@
 """Whose turn it is: by share, by urgency, by class; and when time alone changes that."""
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import Struct
 
 from headrace.model.ids import ClassName, RequestId, TenantId
-from headrace.plane.queues import NONE, Backlog
+from headrace.plane.queues import LOOKED_AT, NONE, Backlog
 from headrace.policy.contracts import Order
+from headrace.policy.fairness.vtc import Rates
 from headrace.policy.ordering.orders import Fifo, TenantFirst
-from headrace.units import InstantNs
+from headrace.units import PS_PER_NS, InstantNs
 from tests.plane.scenes import S
 
 ORDER = TenantFirst()
@@ -255,6 +256,58 @@ def test_weights_are_those_of_competing_tenants() -> None:
     assert not queue.take(first)
     assert queue.take(second)
     assert queue.backlog.weights == {CHAT: 1}
+
+
+def test_a_lenders_weight_counts_once_it_competes_and_no_longer() -> None:
+    queue = Queue()
+    lender = queue.add("lender", 12, weight=50)
+    queue.add("a", 9, weight=2)
+    assert queue.backlog.weights == {CHAT: 2}
+    queue.wait(2)
+    assert queue.backlog.weights == {CHAT: 52}
+    queue.charge("lender", 7)
+    assert queue.backlog.weights == {CHAT: 52}
+    queue.wait(7.000000001)
+    assert queue.backlog.weights == {CHAT: 50}, "what is late competes for nothing"
+    assert queue.take(lender)
+    assert queue.backlog.weights == {CHAT: 0}
+
+
+PRICE = Rates(uncached=1, cached=0, output=0, token_ps=PS_PER_NS)
+"""One unit of service is one nanosecond."""
+
+
+def test_what_goes_before_a_tenant_is_what_lifts_the_others_to_it_and_no_more_than_waits() -> None:
+    queue = Queue()
+    queue.counters = {"a": 99, "b": 95, "c": 0, "d": 100, "lender": 0}
+    for tenant in "abcd":
+        queue.add(tenant, 1, weight=2)
+    queue.add("lender", 100)
+    assert queue.backlog.before(CHAT, 100, PRICE, 1) == 2 + 10 + 10
+    assert queue.backlog.before(CHAT, 100, PRICE, 3) == 6 + 10 + 10
+    assert queue.backlog.before(CHAT, 0, PRICE, 1) == 0
+    assert queue.backlog.before(BATCH, 100, PRICE, 1) == 0, "nobody waits there"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=20),
+    st.integers(0, 60),
+    st.integers(1, 4),
+)
+def test_what_goes_before_never_exceeds_what_waits(
+    others: list[tuple[int, int]], counter: int, class_weight: int
+) -> None:
+    queue = Queue()
+    for nth, (theirs, weight) in enumerate(others):
+        queue.counters[f"t{nth:02}"] = theirs
+        queue.add(f"t{nth:02}", 1, weight=weight)
+    found = queue.backlog.before(CHAT, counter, PRICE, class_weight)
+    exact = sum(
+        min(10, max(0, counter - theirs) * weight * class_weight) for theirs, weight in others
+    )
+    under = sum(theirs < counter for theirs, _ in others)
+    assert 0 <= found <= queue.backlog.work.get(CHAT, 0)
+    assert found == exact if under <= LOOKED_AT else found >= exact
 
 
 class Model(Struct):

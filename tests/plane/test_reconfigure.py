@@ -8,13 +8,14 @@ from msgspec.structs import replace
 from headrace.model.decision import Reason
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Effect
-from headrace.model.ids import TenantId
+from headrace.model.ids import PoolName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.state import Phase
 from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.fairness.vtc import Cost, Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
-from headrace.units import InstantNs
+from headrace.units import MICRO, InstantNs
 from tests.plane import invariants
 from tests.plane.scenes import H100, Driver, S, config, patient, small, usage
 
@@ -219,3 +220,46 @@ def test_a_class_with_no_pool_left_still_values_what_it_served() -> None:
     change(made, pools=only)
     made.end(made.live(1).attempt, usage=usage(300, 7), timing=made.timing(7))
     assert made.rows()[-1].work_ns == small(65_536, running=1).work_ns(300, 0, 7)
+
+
+def test_another_cost_of_service_restarts_the_counters_with_what_is_in_flight() -> None:
+    made = busy()
+    for request in (1, 2):
+        made.serve(request, output=900)
+    before = {tenant: made.counter(tenant) for tenant in "abc"}
+    flight = next(iter(made.plane.state.ledger.flights.values()))
+    change(made, fairness=Vtc(cost=Cost.WORK))
+    charged = small(65_536, running=1).work_ns(flight.input_tokens, 0, flight.predicted)
+    after = {tenant: made.counter(tenant) for tenant in "abc"}
+    assert after == dict.fromkeys("abc", 0) | {flight.tenant: charged // flight.weight}
+    assert min(before.values()) > 0
+    served(made)
+    invariants.hold(made.plane, made.now)
+    change(made)
+    invariants.over(made.plane)
+    assert {made.counter(tenant) for tenant in "abc"} == {0}
+
+
+def test_the_same_cost_again_leaves_the_counters_alone() -> None:
+    made = busy()
+    made.serve(1)
+    before = made.counter("a")
+    change(made, ordering=TenantFirst(lend_after_ms=100.0))
+    assert made.counter("a") == before > 0
+
+
+def test_rates_are_kept_for_pools_that_stay_and_forgotten_for_those_that_go() -> None:
+    made = busy()
+    made.known.rates[PoolName("p")].done_ns = 1
+    both = (*ONE, PoolSpec(name="more", model="m", profile=H100, work_rate=0.25))
+    change(made, pools=both)
+    rates = {pool: rate.micro() for pool, rate in made.known.rates.items()}
+    assert rates == {"p": MICRO // 100, "more": MICRO // 4}
+    change(made, pools=both[1:])
+    assert list(made.known.rates) == ["more"]
+    made.tick()
+    change(
+        made, models=(ModelSpec(name="n"),), pools=(PoolSpec(name="p", model="n", profile=H100),)
+    )
+    made.tick()
+    assert made.known.rates == {}

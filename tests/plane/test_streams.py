@@ -9,6 +9,7 @@ from headrace.model.decision import Reason
 from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Fail
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, TenantId
+from headrace.model.meter import StreamTiming
 from headrace.model.slo import Outcome
 from headrace.plane.ledger import Bucket
 from headrace.plane.state import Phase
@@ -171,6 +172,51 @@ def test_a_caller_may_leave_in_any_phase(phase: str, kinds: list[type]) -> None:
     if busy != request:
         made.leave(busy)
     invariants.over(made.plane)
+
+
+CUTS: dict[str, Callable[[Driver, int, AttemptId, StreamTiming], object]] = {
+    "left": lambda made, request, _, shown: made.leave(request, shown),
+    "lost": lambda made, _, attempt, shown: made.down("r0", 1, (attempt, shown)),
+}
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told its first token", "not told"])
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(cut: Any, told: bool) -> None:
+    """A slow one does not look better for being left, nor does it stream for nothing."""
+    made = Driver(LIMITED)
+    request, attempt = sent(made)
+    if told:
+        made.first(attempt)
+    made.wait(3 * S)
+    cut(made, request, attempt, made.timing(40))
+    row = made.rows()[0]
+    assert row.indicators is not None
+    assert (row.indicators.tokens, row.indicators.ttft_ns) == (40, 3 * S)
+    assert row.missed
+    assert level(made) == 100_000 - 1_040
+    invariants.over(made.plane)
+
+
+def test_a_replica_that_is_lost_cuts_each_stream_where_it_was() -> None:
+    made = Driver()
+    (one, first), (two, second), _ = (sent(made, tokens=100) for _ in range(3))
+    made.down(
+        "r0", 1, (first, made.timing(5)), (second, made.timing(9)), (AttemptId(99), made.timing(7))
+    )
+    rows = {row.request: row for row in made.rows()}
+    assert len(rows) == 3
+    shown = {n: row.indicators.tokens for n, row in rows.items() if row.indicators is not None}
+    assert shown == {one: 5, two: 9}
+
+
+def test_who_leaves_the_queue_has_seen_nothing_whatever_is_told() -> None:
+    made = Driver(config(pools=(PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)))
+    sent(made)
+    waits = made.arrive()
+    made.leave(waits, made.timing(9))
+    row = made.rows()[0]
+    assert row.indicators is None or row.indicators.tokens == 0
 
 
 # Late, twice, unknown ------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from headrace.model.ids import (
     ReplicaName,
     RequestId,
 )
-from headrace.model.meter import NO_STREAM
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
@@ -45,6 +45,7 @@ from headrace.plane.journal import Recorder, Verified, verify
 from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.fairness.vtc import Cost, Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens
 from tests.plane import invariants
@@ -90,6 +91,7 @@ CONFIGS = (
     _without(pools=POOLS[:1]),
     _without(pools=POOLS[1:]),
     _without(models=BASE.models[1:], pools=POOLS[2:]),
+    _without(fairness=Vtc(cost=Cost.WORK)),
 )
 NAMES = ("r0", "r1", "r2", "r3")
 OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
@@ -222,9 +224,25 @@ class WholePlane(RuleBasedStateMachine):
         self.tell(RequestArrived(Request(id=request, **chunks, **asked)))
         assert request in self.over or request in self.plane.state.live
 
-    @rule(nth=st.integers(0, 30))
-    def leave(self, nth: int) -> None:
-        self.tell(CallerLeft(RequestId(max(0, self.requests - nth))))
+    @rule(nth=st.integers(0, 30), streamed=st.booleans())
+    def leave(self, nth: int, streamed: bool) -> None:
+        request = RequestId(max(0, self.requests - nth))
+        live = self.plane.state.live.get(request)
+        sent = live.attempt if live is not None else None
+        timing = self.shown(sent) if streamed and sent is not None else NO_STREAM
+        self.tell(CallerLeft(request, timing=timing))
+
+    def shown(self, attempt: AttemptId) -> StreamTiming:
+        """Return the timing of a running attempt, a token further than any tick told."""
+        flight = self.plane.state.ledger.flights[attempt]
+        return StreamTiming(
+            tokens=Tokens(self.made[attempt] + 1),
+            first_at=self.plane.state.live[flight.request].dispatched_at,
+            last_at=self.now,
+            max_gap_ns=DurationNs(0),
+            gaps_over=0,
+            gap_counts=(self.made[attempt],),
+        )
 
     def attempt(self, back: int) -> AttemptId:
         """Return an attempt that runs; beyond those a recent one, or one that never was."""
@@ -263,16 +281,7 @@ class WholePlane(RuleBasedStateMachine):
     ) -> None:
         attempt = self.attempt(back)
         flight = self.plane.state.ledger.flights.get(attempt)
-        timing = NO_STREAM
-        if streamed and flight is not None:
-            timing = NO_STREAM.__class__(
-                tokens=Tokens(self.made[attempt] + 1),
-                first_at=self.plane.state.live[flight.request].dispatched_at,
-                last_at=self.now,
-                max_gap_ns=DurationNs(0),
-                gaps_over=0,
-                gap_counts=(self.made[attempt],),
-            )
+        timing = self.shown(attempt) if streamed and flight is not None else NO_STREAM
         used = None if counted is None else usage(counted[0], counted[2], counted[1])
         self.tell(Ended(attempt=attempt, outcome=outcome, usage=used, timing=timing))
 
@@ -306,10 +315,17 @@ class WholePlane(RuleBasedStateMachine):
             assert Incarnation(life) in self.plane.state.ledger.loads
 
     @precondition(lambda self: self.lives)
-    @rule(back=st.integers(0, 5))
-    def down(self, back: int) -> None:
+    @rule(back=st.integers(0, 5), told=st.integers(0, 3))
+    def down(self, back: int, told: int) -> None:
         name, life, _ = self.lives[-1 - back % len(self.lives)]
-        self.tell(ReplicaDown(replica=ReplicaName(name), incarnation=Incarnation(life)))
+        running = list(self.plane.state.ledger.flights)[:told]
+        self.tell(
+            ReplicaDown(
+                replica=ReplicaName(name),
+                incarnation=Incarnation(life),
+                timings=tuple((attempt, self.shown(attempt)) for attempt in running),
+            )
+        )
         assert Incarnation(life) not in self.plane.state.ledger.loads
 
     @precondition(lambda self: self.lives)

@@ -9,7 +9,7 @@ from headrace.model.ids import ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import Tokens, blocks_for
-from tests.plane.scenes import H100
+from tests.plane.scenes import H100, small
 
 MODEL = ModelSpec(name="m", context_limit=10_000, output_limit=2_000, quantization="fp8")
 POOL = PoolSpec(name="p", model="m", profile=H100, revision="7")
@@ -94,3 +94,22 @@ def test_more_tokens_never_cost_less(tokens: int, p50: int, more: int) -> None:
     assert small.kv_blocks <= large.kv_blocks
     assert small.work_p50_ns <= small.work_p90_ns
     assert small.output_p50 <= small.output_p90
+
+
+@pytest.mark.parametrize(
+    ("capacity", "tokens", "max_output", "limit"),
+    [
+        (4_096, 3_000, None, 1_096),
+        (4_111, 3_000, None, 1_096),  # a part of a block holds nothing
+        (4_096, 3_000, 400, 400),
+        (4_096, 4_096, None, 1),
+        (430_000, 3_000, None, 2_000),
+    ],
+)
+def test_an_answer_ends_where_its_pool_ends(
+    capacity: int, tokens: int, max_output: int | None, limit: int
+) -> None:
+    pool = PoolSpec(name="p", model="m", profile=small(capacity))
+    assert output_limit(asked(tokens, max_output), MODEL, pool) == limit
+    found = demand(asked(tokens, max_output), MODEL, pool, (9_000, 9_000))
+    assert found.output_p50 == found.output_p90 == limit

@@ -257,6 +257,28 @@ def test_gaps_of_those_running_are_kept() -> None:
     assert isinstance(GATES.decide(entry(replicas=(tight, view("r1")))), Admit)
 
 
+@pytest.mark.parametrize("bound", [None, 60 * S])
+def test_who_can_wait_is_not_refused_for_steps_that_are_too_long_just_now(
+    bound: int | None,
+) -> None:
+    tight = (view(decodes=3, tightest_gap_ns=10 * MS),)
+    assert isinstance(GATES.decide(entry(ttft_ns=bound, replicas=tight)), Admit)
+    forecast = 2 * MS + 100 * MS + 7 * MS + 50 * MS + 25 * MS
+    waits = GATES.decide(entry(ttft_ns=10 * S + forecast, replicas=tight))
+    assert isinstance(waits, Admit)
+    soon = rejected({"ttft_ns": 10 * S + forecast - 1, "replicas": tight})
+    assert soon.reason is Reason.GAP_BOUND
+
+
+def test_the_fair_wait_counts_what_others_get_first_and_never_more_than_waits() -> None:
+    owes = wait(backlog_ns=10 * S, own_ahead_ns=S, weights=2, debt_ns=3 * S)
+    assert predicted_wait(entry(wait=owes), Wait.FAIR, None) == 5 * S
+    assert predicted_wait(entry(wait=owes), Wait.FIFO, None) == 10 * S
+    most = wait(backlog_ns=10 * S, own_ahead_ns=S, weights=2, debt_ns=90 * S)
+    assert predicted_wait(entry(wait=most), Wait.FAIR, None) == 10 * S
+    assert rejected({"wait": owes}).reason is Reason.DEADLINE_QUEUE
+
+
 def test_nobody_is_harmed_on_an_idle_replica() -> None:
     assert gap_bound_broken(entry(gap_ns=8 * MS)) is None
     assert gap_bound_broken(entry(replicas=())) is None
