@@ -14,7 +14,7 @@ from headrace.plane.accounts import Accounts, Tally
 from headrace.plane.ledger import Bucket
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.ordering.orders import Fifo
-from headrace.units import InstantNs, Tokens
+from headrace.units import MICRO, InstantNs, Tokens
 from tests.plane.scenes import H100, MS, Driver, S, config, patient, small, usage
 
 AUDIT = Gates(mode=GateMode.AUDIT)
@@ -312,21 +312,30 @@ def test_a_class_waits_for_whatever_shares_a_pool_with_it() -> None:
 
 def test_an_idle_pool_of_another_class_does_not_dilute_the_measured_rate() -> None:
     made = Driver(config(pools=OWN_POOLS, admission=AUDIT), replicas=0)
-    made.up("c0", "chat")
-    made.up("b0", "batch")
-    made.up("b1", "batch")
-    work = made.live(made.arrive("a", 1_000)).demand.work_p50_ns
-    for _ in range(300):
+    for name, pool in (("c0", "chat"), ("c1", "chat"), ("b0", "batch"), ("b1", "batch")):
+        made.up(name, pool)
+    for _ in range(4):
         made.arrive("a", 1_000, ttft_ns=None)
-        live = next(one for one in made.plane.state.live.values() if one.attempt is not None)
-        made.serve(live.request.id)
-        made.now = InstantNs(made.now + work)
+    work = made.live(1).demand.work_p50_ns
+    for _ in range(200):
+        made.arrive("a", 1_000, max_output=200)
+        made.serve(made.sent()[-1].request, output=200)
+        made.now = InstantNs(made.now + S)
         made.tick()
-    rates = {pool: rate.micro() for pool, rate in made.known.rates.items()}
-    assert rates["batch"] == 700_000, "it measured nothing"  # type: ignore[index]
+    assert made.known.backlog.size
+    rates = {str(pool): rate.micro() for pool, rate in made.known.rates.items()}
+    assert rates["batch"] == 700_000, "it measured nothing"
+    assert rates["chat"] == pytest.approx(work * MICRO / (2 * S), rel=0.05)
     made.arrive("b", 100)
-    facts = made.entries()[-1].evidence.wait
-    assert facts.rate_micro == rates["chat"]  # type: ignore[index]
+    assert made.entries()[-1].evidence.wait.rate_micro == 2 * rates["chat"]
+
+
+def test_where_turns_do_not_go_by_counters_nobody_owes_any() -> None:
+    pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
+    made = Driver(config(pools=pools, admission=AUDIT, ordering=Fifo()))
+    for tenant in "abcabc":
+        made.arrive(tenant, 1_000)
+    assert {entry.evidence.wait.debt_ns for entry in made.entries()} == {0}
 
 
 def test_lenders_do_not_lengthen_a_competitors_wait() -> None:
@@ -387,6 +396,13 @@ def test_an_answer_is_cut_where_the_pool_it_was_sent_to_ends() -> None:
     made = Driver(config(pools=(PoolSpec(name="p", model="m", profile=small(8_192)),)))
     made.arrive(tokens=1_000, max_output=16_000)
     assert made.sent()[0].output_limit == 7_192
+    pools = (
+        PoolSpec(name="large", model="m", profile=H100),
+        PoolSpec(name="p", model="m", profile=small(8_192)),
+    )
+    both = Driver(config(pools=pools))
+    both.arrive(tokens=1_000, max_output=16_000)
+    assert both.sent()[0].output_limit == 7_192, "whichever pool demand was predicted on"
 
 
 class Served:

@@ -30,11 +30,16 @@ def at(seconds: float) -> InstantNs:
 
 def flight(request: int = 1, *, gap_ms: int = 80, life: int = 1, **changes: Any) -> Flight:
     """Return 100 tokens in, 50 expected out, changed as told."""
-    given_ = {"input_tokens": 100, "cached_tokens": 0, "predicted": 50, "weight": 1} | changes
+    given_: dict[str, Any] = {
+        "model": MODEL,
+        "input_tokens": 100,
+        "cached_tokens": 0,
+        "predicted": 50,
+        "weight": 1,
+    } | changes
     return Flight(
         request=RequestId(request),
         tenant=TENANT,
-        model=MODEL,
         incarnation=Incarnation(life),
         blocks=blocks_for(given_["input_tokens"] + given_["predicted"]),
         prefill_ns=7_000,
@@ -306,7 +311,12 @@ def test_under_another_cost_counters_begin_anew_with_what_is_in_flight() -> None
     books.book(AttemptId(2), flight(weight=3), RATES)
     books.first_token(AttemptId(2), NOW)
     books.progress(books.flights[AttemptId(2)], 80, RATES)
+    other = ModelName("n")
+    books.lift(other, TENANT, None)
+    books.book(AttemptId(3), flight(model=other), RATES)
+    apart = books.counter(other, TENANT)
     books.rebase(MODEL, work)
+    assert books.counter(other, TENANT) == apart
     assert counter(books) == H100.work_ns(100, 0, 80) // 3
     books.close(AttemptId(2), work, NOW, usage(100, 8))
     assert counter(books) == H100.work_ns(100, 0, 8) // 3

@@ -289,6 +289,17 @@ def test_what_goes_before_a_tenant_is_what_lifts_the_others_to_it_and_no_more_th
     assert queue.backlog.before(BATCH, 100, PRICE, 1) == 0, "nobody waits there"
 
 
+def test_beyond_the_first_few_the_rest_is_taken_together_and_never_for_too_little() -> None:
+    queue = Queue()
+    for nth in range(LOOKED_AT + 30):
+        queue.counters[f"t{nth:02}"] = 80 + nth
+        queue.add(f"t{nth:02}", 1)
+    exact = sum(min(10, max(0, 100 - 80 - nth)) for nth in range(LOOKED_AT + 30))
+    found = queue.backlog.before(CHAT, 100, PRICE, 1)
+    assert exact < found <= queue.backlog.work[CHAT]
+    assert queue.backlog.before(CHAT, 88, PRICE, 1) == 8 + 7 + 6 + 5 + 4 + 3 + 2 + 1
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=20),
     st.integers(0, 60),
