@@ -80,9 +80,11 @@ class Plane:
         """Return when `handle_timer` has something to do next, or None."""
         best: InstantNs | None = None
         for known in self._machine.state.models.values():
-            when = known.backlog.next_change()
-            if when is not None and (best is None or when < best):
-                best = when
+            listed = known.backlog.next_change()
+            decays = known.pace.next_change() if known.held else None
+            for when in (listed, decays):
+                if when is not None and (best is None or when < best):
+                    best = when
         return best
 
     def freeze(self) -> bytes:

@@ -16,15 +16,17 @@ from headrace.plane.queues import NONE, Turn
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import is_open
-from headrace.units import InstantNs
+from headrace.units import InstantNs, ceil_div
 
-LONG_SHARE = 4
-"""One replica in so many may be shut by a long prompt that could wait."""
+SPARE = 3, 2
+"""Capacity kept open to urgent work over what has come in, as a fraction."""
 
 
 def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
     """Hand out turns while somebody waits and some replica is open."""
     backlog = known.backlog
+    known.held = False
+    known.pace.forget(now)
     if not backlog.size:
         return
     lapse(m, model, known, now)
@@ -32,9 +34,12 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
     while (turn := backlog.next_turn(blocked)) is not None:
         mark = (int(turn.request), known.fleet.version, turn.patient)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
-            if _place(m, model, known, turn, now) or _hopeless(m, known, turn, now):
+            if turn.patient and held_back(m, known, m.state.live[turn.request]):
+                known.held = True  # time alone may let it go
+            elif _place(m, model, known, turn, now) or _hopeless(m, known, turn, now):
                 continue
-            known.stuck[turn.slo_class] = mark
+            else:
+                known.stuck[turn.slo_class] = mark
         blocked |= m.settings.sharing(model, turn.slo_class)
 
 
@@ -80,8 +85,6 @@ def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
 def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: InstantNs) -> bool:
     """Send one request where it costs least, or return False: no replica is open for it."""
     live, settings = m.state.live[turn.request], m.settings
-    if turn.patient and held_back(m, known, live):
-        return False
     views, rest = _open_views(m, known, live, now)
     if not views:
         return False
@@ -120,11 +123,11 @@ def _place(m: Machine, model: ModelName, known: ModelState, turn: Turn, now: Ins
 
 
 def held_back(m: Machine, known: ModelState, live: Live) -> bool:
-    """Return whether a long prompt that can wait must wait for another such one to end.
+    """Return whether a long prompt that can wait must do so, for the sake of work that cannot.
 
-    A prompt of more than a dispatch window shuts its replica to first tokens for as long. Those that
-    can wait may do that to one replica in `LONG_SHARE` at a time (to one where there are fewer), so
-    that the others stay open to work that cannot.
+    A prompt of more than a dispatch window shuts its replica to first tokens for as long. As many
+    replicas stay open as the urgent work of the last seconds needs, with some to spare; all the
+    others, and always one, may be shut. Where nothing is urgent nothing is held back.
     """
     serving, loads = m.settings.serving(live.model, live.slo_class), m.state.ledger.loads
     window = max(facts.window_ns for facts in serving.values())
@@ -132,7 +135,15 @@ def held_back(m: Machine, known: ModelState, live: Live) -> bool:
         return False
     mine = [one for one in known.fleet.replicas.values() if one.pool in serving]
     shut = sum(loads[one.incarnation].pending_prefill_ns > window for one in mine)
-    return shut >= max(1, len(mine) // LONG_SHARE)
+    if not shut:
+        return False
+    urgent = known.pace.micro(m.settings.rivals(live.model, live.slo_class))
+    capacity = sum(known.rates[one.pool].micro() for one in mine)
+    over, under = SPARE
+    # What would not fill a twentieth of a replica needs none of its own.
+    wanted = urgent * len(mine) * over - capacity * under // 20
+    needed = max(0, ceil_div(wanted, capacity * under))
+    return shut >= max(1, len(mine) - needed)
 
 
 def _hopeless(m: Machine, known: ModelState, turn: Turn, now: InstantNs) -> bool:

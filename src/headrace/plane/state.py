@@ -22,6 +22,7 @@ from headrace.model.slo import Bounds
 from headrace.plane.accounts import Accounts
 from headrace.plane.fleet import Fleet
 from headrace.plane.ledger import Ledger
+from headrace.plane.pace import Pace
 from headrace.plane.queues import Backlog
 from headrace.plane.rate import Rate
 from headrace.policy.predict.output import OutputState
@@ -89,6 +90,10 @@ class ModelState(Struct):
     fleet: Fleet = field(default_factory=Fleet)
     rates: dict[PoolName, Rate] = {}
     """At what rate queued work drains, by pool."""
+    pace: Pace = field(default_factory=Pace)
+    """Work that cannot wait, as it comes in."""
+    held: bool = False
+    """A long prompt that can wait was held back for its sake."""
     stuck: dict[ClassName, tuple[int, int, bool]] = {}
     """By class, (request, fleet version, patient) of the last turn that found no open replica."""
 
