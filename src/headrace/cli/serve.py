@@ -1,7 +1,6 @@
 """`headrace serve`: the gateway over emulated replicas, with or without a configuration."""
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -20,6 +19,7 @@ from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved, resolve, resolved
 from headrace.config.schema import Settings
 from headrace.gateway.clock import MonotonicClock
+from headrace.gateway.collector import Collector
 from headrace.gateway.server import Gateway, listen
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
@@ -122,9 +122,11 @@ def _refuse(names: Iterable[str]) -> None:
 async def _serve(settings: Settings, sock: socket.socket, key: str | None) -> bool:
     gateway = Gateway(settings, MonotonicClock(asyncio.get_running_loop()))
     _greet(settings, sock, key)
-    gc.collect()
-    gc.freeze()  # what is there now stays: no need to look through it again
-    return await gateway.serve(sock)
+    collector = Collector(asyncio.get_running_loop())
+    try:
+        return await gateway.serve(sock)
+    finally:
+        collector.stop()
 
 
 def _greet(settings: Settings, sock: socket.socket, key: str | None) -> None:

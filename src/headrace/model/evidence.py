@@ -15,7 +15,7 @@ from headrace.model.ids import (
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens, WorkNs
 
 
-class ReplicaView(Struct, frozen=True, kw_only=True, gc=False):
+class ReplicaView(Struct, frozen=True, gc=False):
     """One candidate replica: what we dispatched (known at once) and what it last said."""
 
     replica: ReplicaName
