@@ -1,5 +1,6 @@
 """What every test runs under: repeatable property tests, and data that may be absent."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def data_path() -> Path:
     if not path.is_dir():
         pytest.fail(f"HEADRACE_DATA names no directory: {name}", pytrace=False)
     return path
+
+
+def pytest_configure() -> None:
+    """Leave no loop around: looptime would have one made for plain tests, and nobody closes it."""
+    asyncio.set_event_loop(None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
