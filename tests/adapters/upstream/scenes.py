@@ -14,8 +14,10 @@ from headrace.gateway.clock import LoopClock, MonotonicClock
 from headrace.ports.clock import Clock
 from headrace.units import DurationNs, InstantNs
 
-PATIENCE_S = 2_000.0
-"""Only a test that fails waits so long. Beyond any virtual time a test lives through."""
+PATIENCE_S = 20.0
+"""Only a test that fails waits so long."""
+LIFETIME_S = 2_000.0
+"""The same in virtual time: beyond whatever a test lives through."""
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 EVENTS = (
@@ -250,7 +252,8 @@ class Scene:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something that happens makes the condition true."""
-        async with asyncio.timeout(PATIENCE_S):
+        is_virtual = getattr(self.loop, "looptime_on", False)
+        async with asyncio.timeout(LIFETIME_S if is_virtual else PATIENCE_S):
             while not condition():
                 self._waiter = self.loop.create_future()
                 await self._waiter

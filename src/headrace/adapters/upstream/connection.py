@@ -8,6 +8,8 @@ from typing import Protocol, cast
 
 from headrace.units import InstantNs
 
+_JOINED_MAX = 65_536  # a body up to this is copied rather than written in a second piece
+
 
 class User(Protocol):
     """Who is told what comes over a connection?"""
@@ -52,7 +54,10 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes) -> None:
         """Send a request."""
         assert self._transport is not None
-        self._transport.writelines((head, body) if body else (head,))
+        if len(body) < _JOINED_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
 
     @property
     def is_sent(self) -> bool:

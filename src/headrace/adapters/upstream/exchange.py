@@ -50,7 +50,7 @@ NO_TIMEOUTS = Timeouts()
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What is asked of an engine. A method that repeats safely is not required: see `attempts`."""
+    """What is asked of an engine, once; a second time only if a pooled connection proved stale."""
 
     method: str
     path: str
@@ -203,8 +203,9 @@ class Exchange:
     def start(self) -> None:
         """Ask for a connection."""
         self.attempts += 1
-        self._watch.expect(Wait.CONNECT, self._connect_ns, self._clock.now())
         self._keeper.acquire(self, fresh=self.attempts > 1)
+        if self._connection is None:
+            self._watch.expect(Wait.CONNECT, self._connect_ns, self._clock.now())
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
         """Send over a connection that is this exchange's own from now on."""

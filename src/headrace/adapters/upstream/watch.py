@@ -31,17 +31,19 @@ class Watch:
     def expect(self, wait: Wait, limit: DurationNs | None, now: InstantNs) -> None:
         """Wait for something from now on, `limit` at a time; None: only for the deadline."""
         self._wait, self._limit, self.last = wait, limit, now
-        due = self._due()
-        if due is not None and (self._timer is None or due < self._armed):
-            self._arm(due)
+        if self._timer is None or (limit is not None and now + limit < self._armed):
+            due = self._due()
+            if due is not None:
+                self._arm(due)
 
     def suspend(self) -> None:
         """Wait for the deadline alone, until something is expected again."""
         self._limit = None
 
     def stop(self) -> None:
-        """Wait for nothing any more."""
+        """Wait for nothing any more, and know nobody: whoever waited need not be collected."""
         self._limit = self._deadline = None
+        self._told = _nobody
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -66,6 +68,10 @@ class Watch:
         if due > self._clock.now():
             self._arm(due)
             return
-        wait = Wait.DEADLINE if due == self._deadline else self._wait
+        wait, told = Wait.DEADLINE if due == self._deadline else self._wait, self._told
         self.stop()
-        self._told(wait)
+        told(wait)
+
+
+def _nobody(_: Wait) -> None:
+    """Hear of nothing."""
