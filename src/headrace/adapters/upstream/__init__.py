@@ -1,0 +1,1 @@
+"""Real engines over HTTP: pooled connections, timers, back-pressure, event streams."""

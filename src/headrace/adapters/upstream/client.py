@@ -1,0 +1,95 @@
+"""One OpenAI-compatible server: what is asked of it, by name.
+
+engine = Upstream("http://10.0.0.7:8000", clock, key="...")
+exchange = engine.chat(body, listener, hide_usage=True)
+exchange.pause(); exchange.resume(); exchange.abort()
+"""
+
+import ssl
+from urllib.parse import urlsplit
+
+from headrace.adapters.upstream.exchange import (
+    NO_TIMEOUTS,
+    Exchange,
+    Listener,
+    Request,
+    Timeouts,
+)
+from headrace.adapters.upstream.pool import DEFAULT_LIMITS, Limits, Origin, Pool
+from headrace.model.meter import Meter
+from headrace.ports.clock import Clock
+
+_PORTS = {"http": 80, "https": 443}
+_JSON = (b"content-type", b"application/json")
+_PLAIN = (b"accept-encoding", b"identity")
+
+
+def origin_of(url: str, *, key: str | None = None, tls: ssl.SSLContext | None = None) -> Origin:
+    """Return the server of an address like `http://host:port`; raises ValueError.
+
+    `tls`: how certificates are checked, if not as usual.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname or parts.username or parts.query:
+        raise ValueError(f"not the address of a server: {url}")
+    headers = () if key is None else ((b"authorization", b"Bearer " + key.encode("ascii")),)
+    return Origin(
+        host=parts.hostname,
+        port=parts.port or _PORTS[parts.scheme],
+        tls=(tls or ssl.create_default_context()) if parts.scheme == "https" else None,
+        headers=headers,
+    )
+
+
+class Upstream:
+    """One server. Made within the loop that runs it; `pool` tells how it fares."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        key: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        """Know a server by its address; a path at its end is put before all others."""
+        self._base = urlsplit(url).path.rstrip("/").removesuffix("/v1")
+        self.pool = Pool(origin_of(url, key=key, tls=tls), clock, limits)
+
+    def chat(
+        self,
+        body: bytes,
+        listener: Listener,
+        *,
+        hide_usage: bool = False,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        meter: Meter | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> Exchange:
+        """Ask for a chat completion; `body` is the request's JSON, streamed if it says so.
+
+        `hide_usage`: keep out of the stream what `stream_options` brought and the caller did not ask
+        for. `meter` counts frames with content as they arrive.
+        """
+        request = Request(
+            method="POST",
+            path=f"{self._base}/v1/chat/completions",
+            headers=(_JSON, _PLAIN, *headers),
+            body=body,
+            hide_usage=hide_usage,
+            timeouts=timeouts,
+            meter=meter,
+        )
+        return self.pool.open(request, listener)
+
+    def get(self, path: str, listener: Listener, timeouts: Timeouts = NO_TIMEOUTS) -> Exchange:
+        """Ask for what is under a path, such as `/health` or `/metrics`."""
+        request = Request(
+            method="GET", path=self._base + path, headers=(_PLAIN,), timeouts=timeouts
+        )
+        return self.pool.open(request, listener)
+
+    def close(self) -> None:
+        """Close every connection; nothing is told any more."""
+        self.pool.close()
