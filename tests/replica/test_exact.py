@@ -74,7 +74,8 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
         case "abort":
             return replica.abort(AttemptId(argument), now)
         case "reprice":
-            return replica.reprice(replica.profile.paced(argument), now)
+            replica.reprice(replica.profile.paced(argument), now)
+            return None
         case "progress":
             return replica.progress(now)
         case "report":
