@@ -15,7 +15,7 @@ from headrace.model.ids import RequestId
 from tests.adapters.engine_server.serving import ENDLESS, MODEL, PROFILE, chat, serving
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.service]
-HELLO: Any = [{"role": "user", "content": "Hello there"}]
+HELLO: Any = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
 
 
 async def test_a_chat_is_answered_whole_and_in_events() -> None:
@@ -50,7 +50,7 @@ async def test_a_chat_is_answered_whole_and_in_events() -> None:
 
 async def test_a_completion_is_answered_whole_and_in_events() -> None:
     async with serving() as served, served.sdk() as sdk:
-        whole = await sdk.completions.create(model=MODEL, prompt="x" * 41, max_tokens=4)
+        whole = await sdk.completions.create(model=MODEL, prompt=["x" * 41], max_tokens=4)
         assert len(whole.choices[0].text.split()) == 4
         assert whole.usage is not None
         assert (whole.usage.prompt_tokens, whole.usage.total_tokens) == (11, 15)
@@ -259,6 +259,18 @@ async def test_a_caller_that_leaves_while_it_waits_is_forgotten() -> None:
             pass
         assert await served.metric("num_requests_running") == 1
         first.leave()
+
+
+async def test_a_caller_that_leaves_before_it_has_asked_is_nobodys_request() -> None:
+    async with serving() as served:
+        unfinished = {"Content-Length": "1000"}
+        talk = await served.talk("POST", "/v1/chat/completions", b"{", unfinished)
+        while (await served.get("/load")).json != {"server_load": 1}:
+            pass
+        talk.leave()
+        while (await served.get("/load")).json != {"server_load": 0}:
+            pass
+        assert await served.metric("prompt_tokens_total") == 0
 
 
 async def test_an_abort_by_id_hits_that_request_alone() -> None:

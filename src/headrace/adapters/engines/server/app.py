@@ -108,11 +108,6 @@ class App:
         finally:
             self._exchanges.discard(exchange)
 
-    @property
-    def faults(self) -> Faults:
-        """What goes wrong at present."""
-        return self._faults
-
     def set_faults(self, faults: Faults) -> None:
         """Have other things go wrong from now on."""
         if faults.slow != self._faults.slow:

@@ -140,7 +140,7 @@ class Abort(Struct, kw_only=True):
 
 
 def rendered(messages: list[Message], tools: Raw | None = None) -> bytes:
-    """Return the chat template's text: tools first, then each message, then the turn to speak."""
+    """Return the chat template's text: tools first, then each message."""
     pieces = [bytes(tools or b"")]
     for message in messages:
         content = message.content
