@@ -97,6 +97,16 @@ def test_calibration_is_linear_in_step_time() -> None:
         assert served.step_ps(*args) == pytest.approx(-0.22e9 + 1.27 * raw, rel=1e-5)
 
 
+def test_a_slower_replica_takes_longer_for_every_step() -> None:
+    served = msgspec.structs.replace(H100, calibration=Calibration(offset_ms=0.5, scale=1.27))
+    for args in ((32, 30_000, 0, 0), (32, 30_000, 480, 480**2)):
+        for profile in (H100, served):
+            slower = profile.paced(2.5).step_ps(*args)
+            assert slower == pytest.approx(2.5 * profile.step_ps(*args), rel=1e-5)
+    with pytest.raises(ValueError, match="must take time"):
+        H100.paced(0.0)
+
+
 def test_scaling_scales_every_coefficient() -> None:
     twice = H100.costs.scaled(2 * MICRO)
     for args in ((32, 30_000, 0, 0), (32, 30_000, 480, 480**2)):

@@ -48,6 +48,15 @@ def test_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert replica.totals(ns(25)).prompt_tokens_computed == 150
 
 
+def test_new_step_times_hold_from_the_next_step_on() -> None:
+    replica = flat()
+    replica.submit(job(1, 10, 6), ZERO)
+    run_to(replica, ns(12))
+    replica.reprice(even().paced(3.0), ns(12))
+    # The third step ends as it was planned, three more take 15 ms each.
+    assert finished(drain(replica))[1].timing.last_at == ns(15 + 3 * 15)
+
+
 def test_decodes_come_before_prompts_and_take_their_share_of_the_budget() -> None:
     replica = flat(budget=16)
     for attempt in range(1, 5):

@@ -62,6 +62,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("abort"), WAITS, st.integers(0, 12)),
     st.tuples(st.sampled_from(["progress", "report", "totals"]), WAITS, st.none()),
+    st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
 )
 
 
@@ -72,6 +73,9 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
             return replica.submit(job(nth, **argument), now)
         case "abort":
             return replica.abort(AttemptId(argument), now)
+        case "reprice":
+            replica.reprice(replica.profile.paced(argument), now)
+            return None
         case "progress":
             return replica.progress(now)
         case "report":

@@ -19,6 +19,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("compare", "headrace.cli.compare:compare", "Compare two reports on the identical trace."),
     ("decisions verify", "headrace.cli.verify:decisions", "Recompute every decision of a log."),
     ("demo", "headrace.cli.demo:demo", "Show the control plane at work, live and simulated."),
+    ("engine", "headrace.cli.engine:engine", "Serve one emulated replica as vLLM would."),
     ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from headrace.units import (
     MICRO,
@@ -164,6 +165,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
             mixed_d=ps_from_ms(scale * mixed.d_ms),
             mixed_half_e=ps_from_ms(scale * mixed.e_ms / 2),
         )
+
+    def paced(self, factor: float) -> "Profile":
+        """Return the same replica when every step takes `factor` times as long."""
+        cal = self.calibration or Calibration()
+        paced = Calibration(offset_ms=cal.offset_ms * factor, scale=cal.scale * factor)
+        return replace(self, calibration=paced)
 
     @cached_property
     def reference_step_ns(self) -> DurationNs:

@@ -122,6 +122,17 @@ class Replica:
             self._cut(now)
         return finished
 
+    def reprice(self, profile: Profile, now: InstantNs) -> None:
+        """Let steps take what another profile of the same size says, from the next one on."""
+        known = self.profile
+        assert profile.kv_capacity_tokens == known.kv_capacity_tokens, "a pool cannot grow"
+        self._live_to(now)
+        if self._left > 1:
+            self._cut(now)
+        self.profile = profile
+        self._costs, self._stretch = profile.costs, -1
+        self._hold_steps = 0  # what the policy promised, it promised of the old one
+
     def next_event(self) -> InstantNs | None:
         """Return when to call `advance` next at the latest; None while idle.
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot
 from headrace.model.event import Ended, Event, FirstToken
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.profile import Calibration, Profile
+from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade, Job
@@ -107,11 +106,7 @@ class Engines:
         """Return how fast a replica really is."""
         for fault in self._scenario.faults:
             if isinstance(fault, Slow) and fault.replica == at:
-                known = profile.calibration or Calibration()
-                slower = Calibration(
-                    offset_ms=known.offset_ms * fault.factor, scale=known.scale * fault.factor
-                )
-                profile = replace(profile, calibration=slower)
+                profile = profile.paced(fault.factor)
         return profile
 
     def start(self, at: int, now: InstantNs) -> Incarnation:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from headrace.adapters.engines.answer import text
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM
+from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.engine import Call, Ending, Finish, Listener
@@ -105,6 +106,11 @@ class EmulatedEngine:
         if self._forget(attempt) is not None:
             self._replica.abort(attempt, self._now())
             self._arm()
+
+    def reprice(self, profile: Profile) -> None:
+        """Let steps take what another profile of the same size says, from the next one on."""
+        self._replica.reprice(profile, self._now())
+        self._arm()
 
     def poll(self) -> None:
         """Report at once."""

@@ -1,0 +1,106 @@
+"""`headrace engine`: one emulated replica behind the HTTP surface of vLLM."""
+
+import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import uvloop
+from cyclopts import Parameter
+
+from headrace.adapters.engines.server import faults as wrong
+from headrace.adapters.engines.server.engine import EngineServer, EngineSpec
+from headrace.cli.errors import FAILED, OK
+from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.profiles import load_profile
+from headrace.gateway.clock import MonotonicClock
+from headrace.gateway.server import listen
+from headrace.model.profile import Profile
+
+Port = Annotated[int, Parameter(help="TCP port; 0 takes a free one.")]
+Host = Annotated[str, Parameter(help="Address to listen at.")]
+ProfileName = Annotated[str, Parameter(help="Hardware profile, by name or file.")]
+Model = Annotated[str | None, Parameter(help="Name it serves [default: the profile's model].")]
+Speed = Annotated[float, Parameter(help="Time runs so many times as fast.")]
+Seed = Annotated[int, Parameter(help="Seed of lengths, noise and chance errors.")]
+Queued = Annotated[
+    int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
+]
+Context = Annotated[int | None, Parameter(help="Most tokens of prompt and output together.")]
+Wrong = Annotated[
+    tuple[str, ...],
+    Parameter(name="--fault", help="Something that goes wrong: NAME=VALUE; may be repeated."),
+]
+
+
+def engine(  # noqa: PLR0913 - a command's options
+    *,
+    profile: ProfileName = "h100-8b-tp1",
+    port: Port = 8_000,
+    host: Host = "127.0.0.1",
+    model: Model = None,
+    speed: Speed = 1.0,
+    seed: Seed = 0,
+    max_num_queued_reqs: Queued = None,
+    max_model_len: Context = None,
+    fault: Wrong = (),
+) -> int:
+    """Serve one emulated replica as vLLM would, until Ctrl-C. See docs/engine.md."""
+    told = {
+        "model": model,
+        "speed": speed,
+        "emulator": {"seed": seed},
+        "max_num_queued_reqs": max_num_queued_reqs,
+        "max_model_len": max_model_len,
+    }
+    spec = _spec(profile, told, fault)
+    with (
+        listen(host, port) as sock,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        well = runner.run(_serve(spec, sock))
+    return OK if well else FAILED
+
+
+def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> EngineSpec:
+    """Return what the flags say; ConfigError names the flag that is wrong."""
+    try:
+        faults = wrong.from_words(words)
+    except wrong.FaultError as error:
+        raise _blamed("--fault", str(error)) from None
+    try:
+        return msgspec.convert({**told, "profile": _profile(profile), "faults": faults}, EngineSpec)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`").rpartition(".")[2] or "max_model_len"
+        raise _blamed(f"--{name.replace('_', '-')}", message) from None
+
+
+def _profile(name: str) -> Profile:
+    try:
+        return load_profile(name)
+    except ValueError as error:
+        raise _blamed("--profile", str(error)) from None
+
+
+def _blamed(flag: str, message: str) -> ConfigError:
+    return ConfigError([Fault(Origin(f"flag {flag}"), message)])
+
+
+async def _serve(spec: EngineSpec, sock: socket.socket) -> bool:
+    loop = asyncio.get_running_loop()
+    clock = MonotonicClock(loop)
+    server = EngineServer(spec, clock)
+    clock.on_error = server.fail
+    for taken in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(taken, server.stop)
+    host, port = sock.getsockname()[:2]
+    place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    what = f"emulated {spec.profile.name} as {spec.served}"
+    print(f"headrace: engine at {place}/v1 ({what}); Ctrl-C stops", flush=True)
+    gc.collect()
+    gc.freeze()  # what is there now stays: no need to look through it again
+    return await server.serve(sock)
