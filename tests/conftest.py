@@ -35,11 +35,6 @@ def data_path() -> Path:
     return path
 
 
-def pytest_configure() -> None:
-    """Leave no loop around: looptime would have one made for plain tests, and nobody closes it."""
-    asyncio.set_event_loop(None)
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `data` before its fixtures run, if there is no data."""
     if item.get_closest_marker("data"):
