@@ -12,7 +12,7 @@ from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import Window
 from headrace.policy.ordering.orders import Fifo
-from headrace.units import InstantNs
+from headrace.units import InstantNs, later
 from tests.plane import invariants
 from tests.plane.scenes import H100, MS, Driver, S, config, patient, small
 
@@ -402,6 +402,34 @@ def test_what_was_held_back_goes_once_urgent_work_no_longer_comes() -> None:
     made.wait(60 * S)
     assert len(shut(made)) == 4
     invariants.hold(made.plane, made.now)
+
+
+def test_a_refused_newcomer_changes_nothing_for_what_is_held_back() -> None:
+    """Urgent work is only forgotten where turns are handed out, or a wake-up would be lost."""
+    made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=4)
+    for _ in range(400):
+        asked = made.arrive("a", 300, slo_class="chat")
+        made.first(made.live(asked).attempt)
+        made.end(made.live(asked).attempt)
+    for nth in range(4):
+        made.arrive("abc"[nth % 3], LONG, slo_class="patient")
+    made.now = later(made.now, 60 * S)  # no timer is let fire
+    refused = made.arrive("a", 0, slo_class="chat")
+    assert refused not in made.plane.state.live
+    invariants.hold(made.plane, made.now)
+
+
+def test_after_a_restart_nothing_is_waited_for() -> None:
+    made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=4)
+    for _ in range(400):
+        asked = made.arrive("a", 300, slo_class="chat")
+        made.first(made.live(asked).attempt)
+        made.end(made.live(asked).attempt)
+    for nth in range(4):
+        made.arrive("abc"[nth % 3], LONG, slo_class="patient")
+    assert made.plane.next_timer() is not None
+    made.restart()
+    assert made.plane.next_timer() is None
 
 
 def test_long_prompts_that_cannot_wait_are_not_held_back() -> None:

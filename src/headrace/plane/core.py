@@ -81,7 +81,8 @@ class Plane:
         best: InstantNs | None = None
         for known in self._machine.state.models.values():
             listed = known.backlog.next_change()
-            decays = known.pace.next_change() if known.held else None
+            waiting = known.held and known.backlog.size
+            decays = known.pace.next_change() if waiting else None
             for when in (listed, decays):
                 if when is not None and (best is None or when < best):
                     best = when

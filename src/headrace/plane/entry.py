@@ -53,7 +53,6 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         strange(m, request, slo_class, now)
         return None
     asked = _Asked(m, request, tenant, spec, slo_class, facts)
-    asked.known.pace.forget(now)
     evidence = asked.evidence(m, now)
     decision = settings.config.admission.decide(evidence)
     record = EntryRecord(
@@ -303,6 +302,7 @@ def _enqueue(
     )
     lend = m.settings.order.lend_after_ns
     if lend is not None and bound <= lend:
+        asked.known.pace.forget(now)
         asked.known.pace.add(asked.slo_class, asked.demand.work_p50_ns)
     least = backlog.least()
     place = (key, int(request.id))
