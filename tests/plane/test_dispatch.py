@@ -390,7 +390,8 @@ def test_long_prompts_that_can_wait_leave_open_what_urgent_work_has_needed(
     invariants.hold(made.plane, made.now)
 
 
-def test_what_was_held_back_goes_once_urgent_work_no_longer_comes() -> None:
+def pressed() -> Driver:
+    """Return a plane whose urgent work of late holds back some of four long prompts."""
     made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=4)
     for _ in range(400):
         asked = made.arrive("a", 300, slo_class="chat")
@@ -398,6 +399,11 @@ def test_what_was_held_back_goes_once_urgent_work_no_longer_comes() -> None:
         made.end(made.live(asked).attempt)
     for nth in range(4):
         made.arrive("abc"[nth % 3], LONG, slo_class="patient")
+    return made
+
+
+def test_what_was_held_back_goes_once_urgent_work_no_longer_comes() -> None:
+    made = pressed()
     assert len(shut(made)) == 2
     made.wait(60 * S)
     assert len(shut(made)) == 4
@@ -406,13 +412,7 @@ def test_what_was_held_back_goes_once_urgent_work_no_longer_comes() -> None:
 
 def test_a_refused_newcomer_changes_nothing_for_what_is_held_back() -> None:
     """Urgent work is only forgotten where turns are handed out, or a wake-up would be lost."""
-    made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=4)
-    for _ in range(400):
-        asked = made.arrive("a", 300, slo_class="chat")
-        made.first(made.live(asked).attempt)
-        made.end(made.live(asked).attempt)
-    for nth in range(4):
-        made.arrive("abc"[nth % 3], LONG, slo_class="patient")
+    made = pressed()
     made.now = later(made.now, 60 * S)  # no timer is let fire
     refused = made.arrive("a", 0, slo_class="chat")
     assert refused not in made.plane.state.live
@@ -420,13 +420,7 @@ def test_a_refused_newcomer_changes_nothing_for_what_is_held_back() -> None:
 
 
 def test_after_a_restart_nothing_is_waited_for() -> None:
-    made = Driver(config(classes=(ClassSpec(name="chat"), patient())), replicas=4)
-    for _ in range(400):
-        asked = made.arrive("a", 300, slo_class="chat")
-        made.first(made.live(asked).attempt)
-        made.end(made.live(asked).attempt)
-    for nth in range(4):
-        made.arrive("abc"[nth % 3], LONG, slo_class="patient")
+    made = pressed()
     assert made.plane.next_timer() is not None
     made.restart()
     assert made.plane.next_timer() is None
