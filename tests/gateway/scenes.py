@@ -239,7 +239,6 @@ class Gateway:
             KeyRing(keys()),
             self.clock,
             models=self.config.models,
-            tenants=self.config.tenants,
             server=server,
             below=lambda bound: bound - 1,
         )

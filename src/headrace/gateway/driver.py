@@ -119,6 +119,21 @@ class Driver:
         """How many requests wait or run."""
         return len(self._streams)
 
+    @property
+    def revision(self) -> int:
+        """The policy revision that newcomers are decided on by."""
+        return self._revision
+
+    @property
+    def draining(self) -> bool:
+        """Whether newcomers are refused while who is in goes on."""
+        return self._closed is not None and self.broken is None
+
+    @property
+    def ready_replicas(self) -> int:
+        """How many replicas are ready, of whatever model."""
+        return sum(len(known.fleet.replicas) for known in self.plane.state.models.values())
+
     # What callers' handlers do ----------------------------------------------------------------
 
     def mint(self) -> RequestId:
@@ -131,7 +146,7 @@ class Driver:
 
         `replay_output`: the true length a trusted replay tells, for the engine alone.
         """
-        stream = Stream(request, self._now(), replay_output)
+        stream = Stream(request, self._now(), replay_output, revision=self._revision)
         if self._closed is not None:
             stream.finish(self._closed)
             return stream
@@ -204,6 +219,14 @@ class Driver:
         self._poll()
         self._arm()
 
+    def reconfigure(self, config: PlaneConfig, revision: int) -> None:
+        """Decide by another configuration; requests that are in end under their own (ADM-6)."""
+        assert self.broken is None, "a broken plane is never asked again"
+        assert revision > self._revision, "revisions only grow"
+        self._revision = revision
+        self._poll_ns = ms(config.reports.poll_ms)
+        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
         if self._closed is None:
@@ -257,11 +280,11 @@ class Driver:
             case Dispatch():
                 self._submit(effect)
             case Refuse():
-                fault = refused(effect.decision, effect.rejection, self._revision)
-                self._streams[effect.request].finish(fault)
+                stream = self._streams[effect.request]
+                stream.finish(refused(effect.decision, effect.rejection, stream.revision))
             case Fail():
-                fault = failed(effect.decision, effect.reason, self._revision)
-                self._streams[effect.request].finish(fault)
+                stream = self._streams[effect.request]
+                stream.finish(failed(effect.decision, effect.reason, stream.revision))
             case Cancel():
                 self._moved.pop(effect.attempt, None)
                 flight = self._flights.pop(effect.attempt, None)
