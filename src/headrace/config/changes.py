@@ -36,7 +36,7 @@ def _open(value: Any) -> Any:
     match value:
         case dict():
             return {key: _open(below) for key, below in value.items() if key not in SECRETS}
-        case list():
+        case list() | tuple():
             return [_open(below) for below in value]
         case _:
             return value
@@ -47,7 +47,7 @@ def _flatten(value: Any, path: str, into: dict[str, Any]) -> None:
         case dict() if value:
             for key, below in value.items():
                 _flatten(below, f"{path}.{key}" if path else key, into)
-        case list() if value:
+        case list() | tuple() if value:
             for nth, below in enumerate(value):
                 _flatten(below, f"{path}[{nth}]", into)
         case _:

@@ -5,7 +5,6 @@ Whoever gets past the guard may do everything; probes of health alone need no ke
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,8 +39,6 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 BODY_LIMIT = 65_536
 PAGE = 1_000
 """Rows of one answer of `/tenants` and `/keys`; `?offset=` asks for those that follow."""
-_SMALL = 500
-"""Families' samples that cost the event loop less than a thread would."""
 _WHO = "headrace.who"
 
 T = TypeVar("T")
@@ -92,6 +89,7 @@ class Admin:
                 HTTPException: _http_error,
                 ChangeRefusedError: _refused,
                 TooLargeError: _too_large,
+                CallerGoneError: _gone,
             },
         )
 
@@ -104,17 +102,13 @@ class Admin:
                 await _denied(found)(scope, receive, send)
                 return
             scope[_WHO] = found
-        with suppress(CallerGoneError):
-            await self._app(scope, receive, send)
+        await self._app(scope, receive, send)
 
     # What is going on -------------------------------------------------------------------------
 
     async def _show_metrics(self, _: Request) -> Response:
-        found = self._metrics.collect()  # at one instant
-        if sum(len(metric.samples) for metric in found) > _SMALL:
-            content = await asyncio.to_thread(text, found)
-        else:
-            content = text(found)
+        taken = self._metrics.take()
+        content = text(taken) if taken.small else await asyncio.to_thread(text, taken)
         return Response(content, headers={"content-type": PROMETHEUS})
 
     async def _show_config(self, _: Request) -> Response:
@@ -165,8 +159,8 @@ class Admin:
         )
 
     async def _show_state(self, _: Request) -> Response:
-        labels = self._metrics.labels()
-        return _json(self._overview.state(labels, frozen=self._steward.frozen))
+        taken = self._overview.take(self._metrics.labels(), frozen=self._steward.frozen)
+        return _json(taken.state() if taken.small else await asyncio.to_thread(taken.state))
 
     async def _live(self, _: Request) -> Response:
         return _probe(health.live(self._driver))
@@ -256,5 +250,9 @@ def _refused(_: Request, error: Exception) -> Response:
     return _error(error.status, error.code, str(error))
 
 
-def _too_large(_: Request, error: Exception) -> Response:  # noqa: ARG001 - its kind says it
+def _too_large(_: Request, __: Exception) -> Response:
     return _error(413, "request_too_large", "The body is too large.")
+
+
+def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it

@@ -1,8 +1,8 @@
 """What Prometheus is told: read off the plane's state and the feed at each scrape.
 
 Nothing is kept here, so nothing can be left behind: a replica that is gone has no series, a tenant
-that was never configured has none either, and what is not known has no sample. Reading takes the
-event loop about a microsecond a sample; writing it out, four, can be done elsewhere.
+that was never configured has none either, and what is not known has no sample. `take` reads on the
+event loop and is quick; adding up and writing out can be left to another thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from headrace.gateway import health
 from headrace.gateway.driver import Driver
 from headrace.gateway.families import FAMILIES, PREFIX, exposed
 from headrace.gateway.feed import Distribution, Feed
-from headrace.gateway.labels import OTHER, Labels
+from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept
 from headrace.gateway.reading import fleet, waiting
 from headrace.model.engine import Snapshot
 from headrace.model.ids import ModelName
@@ -87,6 +87,25 @@ class Sources(Struct, frozen=True, kw_only=True):
     """By family, what a sink could not keep; only sinks that there are."""
 
 
+class Taken(Struct, frozen=True, kw_only=True):
+    """Everything at one instant, on its way to Prometheus; whoever has it needs nothing else."""
+
+    sheet: Sheet
+    labels: Labels
+    accounts: bytes
+
+    @property
+    def small(self) -> bool:
+        """Whether writing it out is over sooner than a thread is found."""
+        return len(self.accounts) < SMALL_BYTES
+
+    def metrics(self) -> list[Metric]:
+        """Return every family with a sample; to be asked once."""
+        for who, tally in self.labels.tallies(self.accounts).items():
+            _tally(self.sheet, tally, who)
+        return self.sheet.metrics()
+
+
 class Metrics:
     """A collector for prometheus_client, in a registry of its own."""
 
@@ -113,17 +132,19 @@ class Metrics:
 
     def collect(self) -> list[Metric]:
         """Return every family with a sample, at one instant."""
+        return self.take().metrics()
+
+    def take(self) -> Taken:
+        """Read what must be read at one instant."""
         sheet, labels = Sheet(), self.labels()
         now = max(self._driver.plane.state.now, self._clock.now())
-        tallies = labels.tallies(self._driver.plane.state.accounts)
-        for who, tally in tallies.items():
-            _tally(sheet, tally, who)
         self._fed(sheet)
         self._queues(sheet, labels, now)
         self._tenants(sheet, labels)
         self._replicas(sheet, now)
         self._process(sheet)
-        return sheet.metrics()
+        accounts = kept(self._driver.plane.state.accounts)
+        return Taken(sheet=sheet, labels=labels, accounts=accounts)
 
     def _fed(self, sheet: Sheet) -> None:
         feed = self._feed
@@ -158,9 +179,9 @@ class Metrics:
         """Show counters and what waits; what has no label of its own is added up."""
         state = self._driver.plane.state
         for model, book in state.ledger.counters.items():
-            for tenant, value in book.values.items():
-                if (label := labels.tenant(tenant)) != OTHER:  # counters cannot be added up
-                    sheet.put("tenant_virtual_service", value, model, label)
+            for tenant in labels.tenants():  # counters of others cannot be added up
+                value = book.values.get(tenant)
+                sheet.put_known("tenant_virtual_service", value, model, tenant)
         for model, known in state.models.items():
             sheet.put("work_rate", known.rate.micro() / MICRO, model)
             waits: dict[str, tuple[int, int]] = {}
@@ -224,9 +245,9 @@ class _Fixed:
         return self._metrics
 
 
-def text(metrics: list[Metric]) -> bytes:
-    """Return families in Prometheus' text format; touches nothing else, so any thread may do it."""
-    return generate_latest(_Fixed(metrics))
+def text(taken: Taken) -> bytes:
+    """Return it in Prometheus' text format; touches nothing else, so any thread may do it."""
+    return generate_latest(_Fixed(taken.metrics()))
 
 
 def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace import __version__
 from headrace.gateway import health
 from headrace.gateway.audit import written
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed, Rates
-from headrace.gateway.labels import Labels
+from headrace.gateway.labels import SMALL_BYTES, Labels, kept
 from headrace.gateway.reading import fleet, waiting
 from headrace.model.effect import Concluded
 from headrace.plane.accounts import Tally
@@ -100,6 +101,26 @@ class State(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaState]
 
 
+class Taken(Struct, frozen=True, kw_only=True):
+    """A state whose tenants are still to be added up, which any thread may do."""
+
+    rest: State
+    labels: Labels
+    accounts: bytes
+
+    @property
+    def small(self) -> bool:
+        """Whether that is over sooner than a thread is found."""
+        return len(self.accounts) < SMALL_BYTES
+
+    def state(self) -> State:
+        """Return the whole state."""
+        tallies = self.labels.tallies(self.accounts)
+        return replace(
+            self.rest, tenants=[_tenant(*who, tally) for who, tally in sorted(tallies.items())]
+        )
+
+
 class Overview:
     """Takes the state of one gateway."""
 
@@ -108,12 +129,11 @@ class Overview:
         self._driver, self._feed, self._clock = driver, feed, clock
         self._born = clock.now()
 
-    def state(self, labels: Labels, *, frozen: bool) -> State:
-        """Return the state now."""
+    def take(self, labels: Labels, *, frozen: bool) -> Taken:
+        """Read what must be read at one instant."""
         driver = self._driver
         now = max(driver.plane.state.now, self._clock.now())
-        tallies = labels.tallies(driver.plane.state.accounts)
-        return State(
+        rest = State(
             at=written(self._clock.wall()),
             version=__version__,
             uptime_s=to_seconds(now - self._born),
@@ -125,9 +145,10 @@ class Overview:
             live=driver.live,
             queues=self._queues(now),
             classes=self._classes(now),
-            tenants=[_tenant(*who, tally) for who, tally in sorted(tallies.items())],
+            tenants=[],
             replicas=self._replicas(now),
         )
+        return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 
     def _queues(self, now: InstantNs) -> list[QueueState]:
         return [

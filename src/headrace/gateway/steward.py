@@ -81,6 +81,7 @@ class Applied(Struct, frozen=True, kw_only=True):
     changes: dict[str, tuple[Any, Any]]
     """(old, new) by setting; empty if everything was so already."""
     warnings: tuple[str, ...] = ()
+    """What works since the change, though hardly as meant."""
 
 
 class ChangeRefusedError(Exception):
@@ -181,7 +182,8 @@ class Steward:
         if self.frozen:
             raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
         found = changes(self.settings, settings)
-        told = problems(settings)
+        before = problems(self.settings)
+        told = [one for one in problems(settings) if one not in before]
         wrong = [one for one in told if one.severity is Severity.ERROR]
         if wrong:
             raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
