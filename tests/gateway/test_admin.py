@@ -437,6 +437,15 @@ async def test_a_reload_of_a_wrong_file_or_of_none_changes_nothing() -> None:
     gateway.finish()
 
 
+async def test_a_reload_that_makes_no_sense_changes_nothing() -> None:
+    gateway = changing(lambda old: replace(old, keys=(replace(old.keys[0], tenant="nobody"),)))
+    caller = await gateway.order("/reload")
+    assert (caller.status, caller.error["code"]) == (400, "invalid_value")
+    assert "unknown tenant `nobody` at `$.keys[0].tenant`" in caller.error["message"]
+    assert gateway.driver.revision == 1
+    gateway.finish()
+
+
 async def test_a_reload_of_the_same_file_is_no_revision() -> None:
     gateway = changing(lambda settings: settings)
     assert (await gateway.order("/reload")).json == {"revision": 1, "changes": {}, "warnings": []}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from headrace import __version__
@@ -107,7 +107,7 @@ class Taken(Struct, frozen=True, kw_only=True):
 
 
 class Metrics:
-    """A collector for prometheus_client, in a registry of its own."""
+    """A collector for prometheus_client; in no registry, so nobody else's families join in."""
 
     def __init__(
         self, driver: Driver, feed: Feed, clock: Clock, sources: Sources, tenants_max: int
@@ -116,8 +116,6 @@ class Metrics:
         self._driver, self._feed, self._clock = driver, feed, clock
         self._sources, self._tenants_max = sources, tenants_max
         self._known: tuple[Resolved, Labels] | None = None
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
 
     def labels(self) -> Labels:
         """Return the labels of the configuration in force."""
@@ -125,10 +123,6 @@ class Metrics:
         if self._known is None or self._known[0] is not settings:
             self._known = (settings, Labels(settings.config, self._tenants_max))
         return self._known[1]
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: what there is shows at the scrape."""
-        return []
 
     def collect(self) -> list[Metric]:
         """Return every family with a sample, at one instant."""
