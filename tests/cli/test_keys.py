@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.config.load import parse
-from headrace.config.schema import KeySpec
+from headrace.config.schema import AdminKeySpec, KeySpec
 
 Output = pytest.CaptureFixture[str]
 
@@ -34,3 +34,19 @@ def test_key_of_an_impossible_tenant_is_refused(capsys: Output, tenant: str) -> 
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("headrace: ")
+
+
+def test_an_admin_key_names_no_tenant(capsys: Output) -> None:
+    assert main(["key", "new", "--admin", "--name", "ops"]) == 0
+    out, err = capsys.readouterr()
+    key, line = out.splitlines()
+    (spec,) = parse(line, tuple[AdminKeySpec, ...], "keys")
+    assert spec.name == "ops"
+    assert spec.hash == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    assert "`admin.keys:`" in err
+
+
+@pytest.mark.parametrize("given", [[], ["--admin", "--tenant", "chat"]])
+def test_a_key_is_either_a_tenants_or_an_admins(capsys: Output, given: list[str]) -> None:
+    assert main(["key", "new", *given]) == 2
+    assert "either --tenant or --admin" in capsys.readouterr().err

@@ -239,7 +239,6 @@ class Gateway:
             KeyRing(keys()),
             self.clock,
             models=self.config.models,
-            tenants=self.config.tenants,
             server=server,
             below=lambda bound: bound - 1,
         )
@@ -260,7 +259,7 @@ class Gateway:
 class Caller:
     """One caller of the application, without a socket."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever a request can be made of
         self,
         app: Callable[..., Coroutine[Any, Any, None]],
         *,
@@ -269,6 +268,7 @@ class Caller:
         method: str = "POST",
         key: str | None = KEYS["free"],
         headers: dict[str, str] | None = None,
+        client: str = "127.0.0.1",
         **fields: Any,
     ) -> None:
         """Send a request at once; `fields` are added to a small chat body."""
@@ -282,7 +282,9 @@ class Caller:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": path.partition("?")[0],
+            "query_string": path.partition("?")[2].encode(),
+            "client": (client, 50_000),
             "headers": [(name.encode(), value.encode()) for name, value in told.items()],
         }
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

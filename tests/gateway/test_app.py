@@ -101,12 +101,6 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
         ({"headers": {"x-slo-ttft-ms": "soon"}}, 400, "invalid_value", "x-llm-d-slo-ttft-ms"),
         ({"max_tokens": 200_000}, 400, "invalid_value", "max_tokens"),
         ({"n": 2}, 400, "unsupported_parameter", "n"),
-        (
-            {"headers": {"x-llm-d-inference-objective": "gold"}},
-            400,
-            "invalid_value",
-            "x-llm-d-inference-objective",
-        ),
         ({"key": None}, 401, "invalid_api_key", None),
         ({"key": "sk-unknown"}, 401, "invalid_api_key", None),
         ({"key": KEYS["narrow"]}, 403, "model_not_allowed", "model"),

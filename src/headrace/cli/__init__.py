@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
     ("swarm", "headrace.cli.swarm:swarm", "Run random worlds with every invariant checked."),
+    ("top", "headrace.cli.top:top", "Show a running gateway at a glance."),
     ("verify", "headrace.cli.verify:verify", "Replay a journal and compare every effect."),
 )
 """(words of the command, where its function is, one line of help)."""

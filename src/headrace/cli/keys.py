@@ -7,8 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.load import parse
-from headrace.config.schema import KeySpec
+from headrace.config.schema import AdminKeySpec, KeySpec
 
 _PREFIX = "sk-hr-"
 _BYTES = 32
@@ -26,14 +27,21 @@ def key_hash(key: str) -> str:
 
 def new(
     *,
-    tenant: Annotated[str, Parameter(help="Tenant whose requests the key marks.")],
+    tenant: Annotated[str | None, Parameter(help="Tenant whose requests the key marks.")] = None,
     name: Annotated[str | None, Parameter(help="Name of the key in logs.")] = None,
+    admin: Annotated[
+        bool, Parameter(negative=(), help="Make a key to the admin listener instead.")
+    ] = False,
 ) -> None:
     """Print a new key, once, and the line that grants it."""
+    if admin is (tenant is not None):
+        raise ConfigError([Fault(Origin("key new"), "give either --tenant or --admin")])
     key = minted()
-    line = f'{{name: "{name or tenant}", tenant: "{tenant}", hash: "{key_hash(key)}"}}'
-    parse(line, KeySpec, "key new")
+    whose = "" if admin else f'tenant: "{tenant}", '
+    line = f'{{name: "{name or tenant or "admin"}", {whose}hash: "{key_hash(key)}"}}'
+    parse(line, AdminKeySpec if admin else KeySpec, "key new")
     print("# Shown once: keep it where the caller finds it.", file=sys.stderr)
     print(key)
-    print("# Under `keys:` of the configuration:", file=sys.stderr)
+    place = "admin.keys" if admin else "keys"
+    print(f"# Under `{place}:` of the configuration:", file=sys.stderr)
     print(f"  - {line}")

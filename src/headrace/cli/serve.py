@@ -1,10 +1,12 @@
 """`headrace serve`: the gateway over emulated replicas, with or without a configuration."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +20,11 @@ from headrace.cli.keys import key_hash, minted
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved, resolve, resolved
 from headrace.config.schema import Settings
+from headrace.gateway.audit import LOG as AUDIT
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.server import Gateway, listen
+from headrace.gateway.steward import Reread
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _DEMO = "demo"
@@ -73,11 +77,16 @@ def serve(  # noqa: PLR0913 - a command's options
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
     settings = found.settings
+    reread = None if config is None else lambda: resolve(config, os.environ, given).settings
+    admin = settings.admin
     with (
         listen(settings.server.host, settings.server.port) as sock,
+        nullcontext() if admin is None else listen(admin.host, admin.port) as admin_sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        well = runner.run(_serve(settings, sock, key))
+        if admin_sock is not None:
+            _show_audit()
+        well = runner.run(_serve(settings, sock, admin_sock, key, reread))
     print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
     return OK if well else FAILED
 
@@ -119,26 +128,49 @@ def _refuse(names: Iterable[str]) -> None:
         raise ConfigError(faults)
 
 
-async def _serve(settings: Settings, sock: socket.socket, key: str | None) -> bool:
-    gateway = Gateway(settings, MonotonicClock(asyncio.get_running_loop()))
-    _greet(settings, sock, key)
+async def _serve(
+    settings: Settings,
+    sock: socket.socket,
+    admin_sock: socket.socket | None,
+    key: str | None,
+    reread: Reread | None,
+) -> bool:
+    gateway = Gateway(settings, MonotonicClock(asyncio.get_running_loop()), reread=reread)
+    _greet(settings, sock, admin_sock, key)
     collector = Collector(asyncio.get_running_loop())
     try:
-        return await gateway.serve(sock)
+        return await gateway.serve(sock, admin_sock)
     finally:
         collector.stop()
 
 
-def _greet(settings: Settings, sock: socket.socket, key: str | None) -> None:
-    """Say where it listens and how to ask."""
+def _show_audit() -> None:
+    """Show each change on stderr, one line of JSON."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger(AUDIT)
+    log.setLevel(logging.INFO)
+    log.addHandler(shown)
+
+
+def _place(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    place = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _greet(
+    settings: Settings, sock: socket.socket, admin_sock: socket.socket | None, key: str | None
+) -> None:
+    """Say where it listens and how to ask."""
+    place = _place(sock)
     deployment = settings.deployment
     fleet = ", ".join(
         f"{pool.replicas} emulated {pool.profile.name} for {pool.model}"
         for pool in deployment.pools
     )
     print(f"headrace: serving {place}/v1 ({fleet}); Ctrl-C stops")
+    if admin_sock is not None:
+        print(f"headrace: admin at {_place(admin_sock)}; headrace top --url {_place(admin_sock)}")
     if key is not None:
         print(f"headrace: key {key}, for this run only; try")
         print(

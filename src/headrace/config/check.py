@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from msgspec import Struct
 
-from headrace.config.schema import Settings
+from headrace.config.schema import AdminKeySpec, Settings
 from headrace.model.deployment import PoolSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
@@ -64,10 +64,17 @@ def _unique(settings: Settings) -> Iterator[Problem]:
         ("tenant", f"{at}.tenants", [one.name for one in plane.tenants]),
         ("SLO", f"{at}.slos", [one.name for one in plane.slos]),
         ("key", "$.keys", [one.name for one in settings.keys]),
+        ("admin key", "$.admin.keys", [one.name for one in _admin_keys(settings)]),
     ):
         yield from _twice(word, [(f"{path}[{i}].name", name) for i, name in enumerate(names)])
     hashes = [(f"$.keys[{i}].hash", key.hash) for i, key in enumerate(settings.keys)]
+    admins = _admin_keys(settings)
+    hashes += [(f"$.admin.keys[{i}].hash", key.hash) for i, key in enumerate(admins)]
     yield from _twice("hash of a key", hashes)
+
+
+def _admin_keys(settings: Settings) -> tuple[AdminKeySpec, ...]:
+    return () if settings.admin is None else settings.admin.keys
 
 
 def _twice(word: str, named: Iterable[tuple[str, str]]) -> Iterator[Problem]:
@@ -253,7 +260,7 @@ def _proportion(settings: Settings) -> Iterator[Problem]:
 def _exposure(settings: Settings) -> Iterator[Problem]:
     """Warn of what is harmless on this machine only."""
     server = settings.server
-    if _is_local(server.host):
+    if is_local(server.host):
         return
     if not settings.keys:
         yield _warning("$.server.host", f"open to the network at {server.host} without any key")
@@ -263,7 +270,30 @@ def _exposure(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _is_local(host: str) -> bool:
+def _admin(settings: Settings) -> Iterator[Problem]:
+    """Refuse an admin listener that anybody may use, or that nobody can."""
+    admin = settings.admin
+    if admin is None:
+        return
+    if admin.open and admin.keys:
+        yield Problem(path="$.admin.open", message="with `open`, no key is ever asked for")
+    elif admin.open and not is_local(admin.host):
+        yield Problem(
+            path="$.admin.open",
+            message=f"only a loopback address may be open without a key, not {admin.host}",
+        )
+    elif not admin.open and not admin.keys:
+        yield Problem(
+            path="$.admin",
+            message="give `keys` (see `headrace key new --admin`), or `open: true` on loopback",
+        )
+    server = settings.server
+    if admin.port and (admin.host, admin.port) == (server.host, server.port):
+        yield Problem(path="$.admin.port", message=f"port {admin.port} is the traffic's own")
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address is this machine's own."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -278,4 +308,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _pools,
     _proportion,
     _exposure,
+    _admin,
 )

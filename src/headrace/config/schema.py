@@ -13,6 +13,7 @@ from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
 Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
+KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
 _Host = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
@@ -23,7 +24,7 @@ class KeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names the key in logs, so that one can be withdrawn."""
     tenant: Name
     """Whose requests it marks."""
-    hash: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
+    hash: KeyHash
     """SHA-256 of a key that `headrace key new` made: 256 random bits need no slow hash."""
 
 
@@ -48,6 +49,34 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trusted_replay: bool = False
     """Whether `x-headrace-replay-output` is believed. False: only a test bench may tell the
     emulated engine how long an answer is to be."""
+
+
+class AdminKeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to the admin listener; no tenant's key opens it, and it opens nothing else."""
+
+    name: Name
+    """Who holds it, as the audit names them."""
+    hash: KeyHash
+    """SHA-256 of a key that `headrace key new --admin` made."""
+
+
+class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where operators and Prometheus look in."""
+
+    host: _Host = "127.0.0.1"
+    """Address. 127.0.0.1: the network sees traffic, not the controls."""
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 9_090
+    """TCP port; 0 takes a free one. 9,090: where metrics are looked for by habit."""
+    keys: Annotated[tuple[AdminKeySpec, ...], Meta(max_length=1_000)] = ()
+    """Who may look in and change things. At least one, unless `open`."""
+    open: bool = False
+    """Whether everybody on this machine may do everything, without a key. False: on a shared
+    machine that is anybody. Allowed on a loopback address only."""
+    tenant_series: Annotated[int, Meta(ge=0, le=10_000)] = 200
+    """Tenants with metrics of their own, in the order of `deployment.tenants`; the others are
+    added up as `other`. 200: some ten thousand series, a tenth of a second to read."""
+    audit_log: Path | None = None
+    """File that gets one JSON line for each change; none: the log `headrace.audit` alone."""
 
 
 class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +119,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: Annotated[tuple[KeySpec, ...], Meta(max_length=1_000_000)] = ()
     """API keys. None: requests are not authenticated and belong to the first tenant."""
     server: ServerSpec = ServerSpec()
+    admin: AdminSpec | None = None
+    """The admin listener. None: nothing listens, and nothing is measured for it."""
     emulator: EmulatorSpec = EmulatorSpec()
     journal: JournalSpec = JournalSpec()
     decision_log: Path | None = None

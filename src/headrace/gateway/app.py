@@ -4,12 +4,13 @@ A plain ASGI callable.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway import prompt
+from headrace.gateway import health, prompt
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.completion import Writer
 from headrace.gateway.driver import Driver
@@ -27,8 +28,9 @@ from headrace.gateway.http import (
     read_body,
     watching,
 )
+from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
-from headrace.model.deployment import ModelSpec, TenantSpec
+from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
@@ -36,9 +38,15 @@ from headrace.units import NS_PER_MS, DurationNs, Tokens
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+_UNTRUSTED = {
+    b"x-llm-d-inference-fairness-id": "fairness",
+    b"x-gateway-inference-fairness-id": "fairness",
+    b"x-llm-d-model-name-rewrite": "rewrite",
+    b"x-gateway-model-name-rewrite": "rewrite",
+}
+"""Headers that would choose a tenant or a model: here the key and the body do."""
 _REPLAY_INPUT = b"x-headrace-replay-input"
 _REPLAY_OUTPUT = b"x-headrace-replay-output"
-_NAME_MAX = 64
 _NUMBER_MAX = 10_000_000
 
 
@@ -73,31 +81,34 @@ class _Slots:
 class App:
     """An ASGI application over a driver."""
 
-    def __init__(  # noqa: PLR0913 - composed once
+    def __init__(
         self,
         driver: Driver,
         keys: KeyRing,
         clock: Clock,
         *,
         models: Sequence[ModelSpec],
-        tenants: Sequence[TenantSpec],
         server: ServerSpec | None = None,
         below: Callable[[int], int] = secrets.randbelow,
     ) -> None:
         """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1."""
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
-        self._allowed = {TenantId(spec.name): frozenset(spec.models) for spec in tenants}
         self._limits = server or ServerSpec()
         self._below = below
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
         self._reading = _Slots(self._limits.concurrency)
         self._open = _Slots(self._limits.concurrency)
+        self.refusals: Counter[str] = Counter()
+        """Requests that never reached the plane, by reason."""
+        self.ignored: Counter[str] = Counter()
+        """Headers that asked for what the key does not grant: `fairness`, `objective`, `rewrite`."""
         self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
             "/v1/chat/completions": (("POST",), self._chat),
             "/v1/models": (("GET", "HEAD"), self._list),
-            "/health": (("GET", "HEAD"), self._health),
+            **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
+            **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,6 +125,13 @@ class App:
             await exchange.refuse(edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
         except RefusedError as refused:
             await exchange.refuse(refused.fault)
+        finally:
+            self._count(exchange.refused)
+
+    def _count(self, fault: Fault | None) -> None:
+        """Count what was refused without a decision."""
+        if fault is not None and fault.detail.decision_id is None:
+            self.refusals[fault.detail.reason] += 1
 
     async def _route(self, exchange: Exchange) -> None:
         if head_bytes(exchange.scope) > HEAD_BYTES_MAX:
@@ -127,17 +145,23 @@ class App:
         else:
             await exchange.refuse(edge(Edge.METHOD), (b"allow", ", ".join(methods).encode()))
 
-    async def _health(self, exchange: Exchange) -> None:
-        await exchange.content(b'{"status":"ok"}')
+    async def _live(self, exchange: Exchange) -> None:
+        found = health.live(self._driver)
+        await exchange.content(found.body, found.status)
+
+    async def _ready(self, exchange: Exchange) -> None:
+        found = health.ready(self._driver)
+        await exchange.content(found.body, found.status)
 
     async def _list(self, exchange: Exchange) -> None:
         """List the models that the key may use."""
         tenant = self._tenant(exchange)
-        allowed = self._allowed.get(tenant) or frozenset(spec.name for spec in self._models)
+        known = self._driver.plane.settings.tenants.get(tenant)
+        allowed = known.models if known is not None else ()
         rows = [
             {"id": spec.name, "object": "model", "created": self._born, "owned_by": "headrace"}
             for spec in self._models
-            if spec.name in allowed
+            if not allowed or spec.name in allowed
         ]
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
@@ -158,6 +182,8 @@ class App:
     async def _answer(self, exchange: Exchange, tenant: TenantId, chat: prompt.Chat) -> None:
         request, replay_output = self._request(exchange, tenant, chat)
         stream = self._driver.offer(request, replay_output)
+        exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
+        exchange.headers += rate_headers(self._driver.plane, tenant)
         writer = Writer(
             f"chatcmpl-{secrets.token_hex(12)}",
             self._clock.wall(),
@@ -202,7 +228,7 @@ class App:
             input_tokens=tokens,
             input_margin=margin,
             max_output=chat.output_cap,
-            slo_class=_objective(exchange),
+            slo_class=self._objective(exchange, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             stream=bool(chat.stream),
@@ -210,6 +236,22 @@ class App:
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
         )
         return request, replay_output
+
+    def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:
+        """Return the class asked for if the key's tenant may have it; counts what is not believed."""
+        for name, _ in exchange.scope["headers"]:
+            if name in _UNTRUSTED:
+                self.ignored[_UNTRUSTED[name]] += 1
+        value = exchange.header(*_OBJECTIVE)
+        if not value:
+            return None
+        wanted, settings = ClassName(value.decode("latin-1")), self._driver.plane.settings
+        spec = settings.tenants.get(tenant)
+        granted = spec.classes if spec is not None and spec.classes else settings.classes
+        if wanted in settings.classes and wanted in granted:
+            return wanted
+        self.ignored["objective"] += 1
+        return None
 
 
 def _invalid(message: str, param: str | None) -> RefusedError:
@@ -237,13 +279,3 @@ def _number(exchange: Exchange, *names: bytes) -> int | None:
     if not value.isdigit() or len(value) > len(str(_NUMBER_MAX)) or not int(value):
         raise _invalid("Not a positive number.", names[0].decode())
     return min(int(value), _NUMBER_MAX)
-
-
-def _objective(exchange: Exchange) -> ClassName | None:
-    """Return the class asked for; the plane says whether the tenant may have it."""
-    value = exchange.header(*_OBJECTIVE)
-    if not value:
-        return None
-    if len(value) > _NAME_MAX or not value.isascii():
-        raise _invalid("Not the name of an objective.", _OBJECTIVE[0].decode())
-    return ClassName(value.decode())

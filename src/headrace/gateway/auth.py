@@ -20,11 +20,12 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[KeySpec], *, anonymous: TenantId | None = None) -> None:
         """Know the keys; `anonymous`: whose requests are, if there is no key at all."""
-        self._keys: dict[bytes, list[tuple[bytes, TenantId]]] = {}
-        for key in keys:
-            digest = bytes.fromhex(key.hash.removeprefix(_LABEL))
-            self._keys.setdefault(digest[:_HEAD], []).append((digest, TenantId(key.tenant)))
+        self._keys = _indexed(keys)
         self._anonymous = None if self._keys else anonymous
+
+    def rekey(self, keys: Iterable[KeySpec]) -> None:
+        """Know other keys from here on; whether one is asked for at all does not change."""
+        self._keys = _indexed(keys)
 
     def tenant(self, authorization: bytes | None) -> TenantId | None:
         """Return the tenant of an `Authorization: Bearer KEY`, or None.
@@ -40,3 +41,11 @@ class KeyRing:
             if hmac.compare_digest(known, digest):
                 return tenant
         return None
+
+
+def _indexed(keys: Iterable[KeySpec]) -> dict[bytes, list[tuple[bytes, TenantId]]]:
+    found: dict[bytes, list[tuple[bytes, TenantId]]] = {}
+    for key in keys:
+        digest = bytes.fromhex(key.hash.removeprefix(_LABEL))
+        found.setdefault(digest[:_HEAD], []).append((digest, TenantId(key.tenant)))
+    return found

@@ -121,6 +121,21 @@ class Driver:
         """How many requests wait or run."""
         return len(self._streams)
 
+    @property
+    def revision(self) -> int:
+        """The policy revision that newcomers are decided on by."""
+        return self._revision
+
+    @property
+    def draining(self) -> bool:
+        """Whether newcomers are refused while who is in goes on."""
+        return self._closed is not None and self.broken is None
+
+    @property
+    def ready_replicas(self) -> int:
+        """How many replicas are ready, of whatever model."""
+        return sum(len(known.fleet.replicas) for known in self.plane.state.models.values())
+
     # What callers' handlers do ----------------------------------------------------------------
 
     def mint(self) -> RequestId:
@@ -133,7 +148,7 @@ class Driver:
 
         `replay_output`: the true length a trusted replay tells, for the engine alone.
         """
-        stream = Stream(request, self._now(), replay_output)
+        stream = Stream(request, self._now(), replay_output, revision=self._revision)
         if self._closed is not None:
             stream.finish(self._closed)
             return stream
@@ -201,6 +216,14 @@ class Driver:
         self._poll()
         self._arm()
 
+    def reconfigure(self, config: PlaneConfig, revision: int) -> None:
+        """Decide by another configuration; requests that are in end under their own (ADM-6)."""
+        assert self.broken is None, "a broken plane is never asked again"
+        assert revision > self._revision, "revisions only grow"
+        self._revision = revision
+        self._poll_ns = ms(config.reports.poll_ms)
+        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
         if self._closed is None:
@@ -256,10 +279,10 @@ class Driver:
             case Refuse():
                 stream = self._streams[effect.request]
                 own = stream.request.ttft_ns
-                stream.finish(refused(effect.decision, effect.rejection, self._revision, own))
+                stream.finish(refused(effect.decision, effect.rejection, stream.revision, own))
             case Fail():
-                fault = failed(effect.decision, effect.reason, self._revision)
-                self._streams[effect.request].finish(fault)
+                stream = self._streams[effect.request]
+                stream.finish(failed(effect.decision, effect.reason, stream.revision))
             case Cancel():
                 self._moved.pop(effect.attempt, None)
                 flight = self._flights.pop(effect.attempt, None)

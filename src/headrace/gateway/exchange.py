@@ -27,17 +27,20 @@ class Exchange:
         self._below = below
         self.scope, self.receive, self.send = scope, receive, send
         self.headers: Headers = [(b"x-request-id", _request_id(scope))]
+        self.refused: Fault | None = None
+        """What it was refused with, if it was."""
 
     def header(self, *names: bytes) -> bytes | None:
         """Return the value of the leftmost of the names that is there."""
         return header(self.scope, *names)
 
-    async def content(self, body: bytes) -> None:
+    async def content(self, body: bytes, status: int = 200) -> None:
         """Answer with JSON that no admission was needed for."""
-        await answer(self.send, 200, self.headers, body)
+        await answer(self.send, status, self.headers, body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Answer with an error."""
+        self.refused = fault
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.send, fault.face.status, fields, body(fault))
 

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import uvicorn
 
@@ -14,13 +15,18 @@ from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.journal.ring import JournalRing
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import EmulatorSpec, Settings
+from headrace.config.schema import AdminSpec, EmulatorSpec, Settings
+from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
+from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.connection import patient
+from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
+from headrace.gateway.feed import Feed
+from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import Incarnation, PoolName, ReplicaName, TenantId
 from headrace.policy.batching.chunked import ChunkedPrefill
@@ -28,6 +34,8 @@ from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock
 from headrace.replica.core import Replica
 from headrace.units import MIB
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 REVISION = 1
@@ -81,6 +89,48 @@ def _refuse_fan_out(config: PlaneConfig) -> None:
         raise ConfigError(faults)
 
 
+def _each(*wanted: Callable[[T], None] | None) -> Callable[[T], None] | None:
+    """Return what tells each of those that want to be told; None if nobody does."""
+    calls = tuple(call for call in wanted if call is not None)
+    if len(calls) < 2:  # noqa: PLR2004 - one needs no going between
+        return calls[0] if calls else None
+
+    def tell(what: T) -> None:
+        for call in calls:
+            call(what)
+
+    return tell
+
+
+def _sinks(
+    journal: JournalRing | None, decisions: DecisionLog | None, spec: AdminSpec, audit: Audit
+) -> dict[str, Callable[[], int]]:
+    """Return, by family, what each sink that there is could not keep."""
+    found: dict[str, Callable[[], int]] = {}
+    if journal is not None:
+        found["journal_dropped_frames"] = lambda: journal.dropped
+    if decisions is not None:
+        found["decision_log_dropped_lines"] = lambda: decisions.dropped
+    if spec.audit_log is not None:
+        found["audit_dropped_lines"] = lambda: audit.dropped
+    return found
+
+
+@asynccontextmanager
+async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIterator[None]:
+    """Answer on the admin socket, if there is one, for as long as the block lasts."""
+    if app is None or sock is None:
+        yield
+        return
+    server = AdminServer(app)
+    task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
 class Gateway:
     """Everything one process serves with; made inside its event loop."""
 
@@ -89,11 +139,12 @@ class Gateway:
         settings: Settings,
         clock: LoopClock,
         concluded: Callable[[Concluded], None] | None = None,
+        reread: Reread | None = None,
     ) -> None:
-        """Compose; raises OSError if journal or decision log cannot be opened.
+        """Compose; raises OSError if journal, decision log or audit log cannot be opened.
 
         Raises ConfigError for what may be configured and is not served yet.
-        `concluded` is told of each request that is over.
+        `concluded` is told of each request that is over; `reread` reads the configuration anew.
         """
         config = settings.deployment
         _refuse_fan_out(config)
@@ -101,32 +152,55 @@ class Gateway:
         self._files = ExitStack()
         journal = self._journal()
         decisions = self._decisions()
+        feed = None if settings.admin is None else Feed(config)
         self.driver = Driver(
             clock,
             emulated(config, settings.emulator, clock),
             journal=journal,
             resumed=journal is not None and journal.resumed,
             segment_bytes=settings.journal.segment_mib * MIB,
-            decided=None if decisions is None else decisions.decided,
-            concluded=concluded,
+            decided=_each(
+                None if decisions is None else decisions.decided,
+                None if feed is None else feed.decided,
+            ),
+            concluded=_each(concluded, None if feed is None else feed.concluded),
             on_broken=self._stop_hard,
         )
         clock.on_error = self.driver.fail
+        keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = App(
             self.driver,
-            KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name)),
+            keys,
             clock,
             models=config.models,
-            tenants=config.tenants,
             server=settings.server,
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
+        self.admin: Admin | None = None
+        if settings.admin is not None and feed is not None:
+            audit = self._audit(settings.admin)
+            parts = Parts(
+                driver=self.driver,
+                app=self.app,
+                keys=keys,
+                feed=feed,
+                audit=audit,
+                decisions=decisions,
+                dropped=_sinks(journal, decisions, settings.admin, audit),
+            )
+            self.admin = admin(
+                settings, settings.admin, clock, parts, revision=REVISION, reread=reread
+            )
 
-    async def serve(self, sock: socket.socket) -> bool:
-        """Serve until a signal or `stop`; return whether it ended well."""
+    async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
+        """Serve until a signal or `stop`; return whether it ended well.
+
+        `admin_sock`: where the admin side answers, if there is one, until the last stream is over.
+        """
         self.driver.start(self._config, REVISION)
         try:
-            await self.server.serve(sockets=[sock])
+            async with _answering(self.admin, admin_sock):
+                await self.server.serve(sockets=[sock])
         finally:
             self.driver.stop()
             self._files.close()
@@ -157,6 +231,12 @@ class Gateway:
         self._files.callback(log.close)
         log.configured(REVISION, canonical(self._config))
         return log
+
+    def _audit(self, spec: AdminSpec) -> Audit:
+        audit = Audit(None if spec.audit_log is None else Path(spec.audit_log))
+        self._files.callback(lambda: _tell_dropped("lines of the audit log", audit.dropped))
+        self._files.callback(audit.close)
+        return audit
 
     def _uvicorn(self) -> uvicorn.Config:
         return uvicorn.Config(

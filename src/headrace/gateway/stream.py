@@ -38,11 +38,17 @@ class Stream:
     """The answer to one request. Bounded by its output limit, so nothing is held back."""
 
     def __init__(
-        self, request: Request, arrived_at: InstantNs, replay_output: Tokens | None = None
+        self,
+        request: Request,
+        arrived_at: InstantNs,
+        replay_output: Tokens | None = None,
+        *,
+        revision: int = 0,
     ) -> None:
-        """Wait for a decision."""
+        """Wait for a decision, made and carried out under a policy revision."""
         self.request, self.arrived_at = request, arrived_at
         self.replay_output = replay_output
+        self.revision = revision
         self.decision: DecisionId | None = None
         """The admission decision, once it was sent to a replica."""
         self.queue_ns = DurationNs(0)

@@ -27,7 +27,7 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import ReplicaView
 from headrace.plane import dispatch, entry, reconfigure, streams
-from headrace.plane.machine import NOT_SURVEYED, Machine
+from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
 
@@ -59,6 +59,11 @@ class Plane:
     def state(self) -> PlaneState:
         """Everything it knows; to be read by checkers and reports, never written from outside."""
         return self._machine.state
+
+    @property
+    def settings(self) -> Resolved:
+        """The configuration it decides by now, as it looks things up; from the first event on."""
+        return self._machine.settings
 
     def handle(self, event: Event, *, now: InstantNs) -> list[Effect]:
         """Take one event at `now` and return what shall be done, in order."""

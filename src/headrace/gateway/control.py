@@ -1,0 +1,116 @@
+"""The admin side of one gateway, composed: guard, steward, metrics, and the server they answer on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import uvicorn
+from msgspec import Struct
+
+from headrace.config.schema import AdminSpec, Settings
+from headrace.gateway.admin import Admin
+from headrace.gateway.app import App
+from headrace.gateway.audit import Audit
+from headrace.gateway.auth import KeyRing
+from headrace.gateway.decisions import DecisionLog
+from headrace.gateway.driver import Driver
+from headrace.gateway.feed import Feed
+from headrace.gateway.guard import Guard
+from headrace.gateway.metrics import Metrics, Sources
+from headrace.gateway.overview import Overview
+from headrace.gateway.steward import Reread, Steward
+from headrace.ports.clock import Clock
+
+_CLOSING_S = 2
+"""What an answer on its way out gets when the process ends."""
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """What of a gateway the admin side looks at and changes."""
+
+    driver: Driver
+    app: App
+    keys: KeyRing
+    feed: Feed
+    audit: Audit
+    decisions: DecisionLog | None
+    dropped: Mapping[str, Callable[[], int]]
+    """By family, what a sink could not keep."""
+
+
+class Followers:
+    """Those who must know of a new configuration beside the plane."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Tell the decision log, the feed and the keys."""
+        self._parts = parts
+
+    def prepare(self, revision: int, config: bytes) -> None:
+        """Write the configuration before the decisions that are made under it."""
+        if self._parts.decisions is not None:
+            self._parts.decisions.configured(revision, config)
+
+    def adopt(self, settings: Settings) -> None:
+        """Go by new classes and keys."""
+        self._parts.feed.configure(settings.deployment)
+        self._parts.keys.rekey(settings.keys)
+
+
+def admin(
+    settings: Settings,
+    spec: AdminSpec,
+    clock: Clock,
+    parts: Parts,
+    *,
+    revision: int,
+    reread: Reread | None = None,
+) -> Admin:
+    """Return the admin application over a gateway that starts with `settings` as `revision`."""
+    guard = Guard(spec, clock)
+    steward = Steward(
+        parts.driver,
+        settings,
+        clock,
+        parts.audit,
+        Followers(parts),
+        revision=revision,
+    )
+    sources = Sources(
+        refusals=lambda: parts.app.refusals,
+        ignored=lambda: parts.app.ignored,
+        frozen=lambda: steward.frozen,
+        denied=lambda: guard.denied,
+        dropped=parts.dropped,
+    )
+    return Admin(
+        parts.driver,
+        guard,
+        steward,
+        Metrics(parts.driver, parts.feed, clock, sources, spec.tenant_series),
+        Overview(parts.driver, parts.feed, clock),
+        reread=reread,
+    )
+
+
+class AdminServer(uvicorn.Server):
+    """A server beside the traffic's own, which alone takes the signals."""
+
+    def __init__(self, app: Admin) -> None:
+        """Serve the application; addresses are believed as the socket gives them."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_CLOSING_S,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield

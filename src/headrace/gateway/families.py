@@ -1,0 +1,176 @@
+"""Which metrics are there, with which labels, and what does each mean?
+
+One table; `docs/operations.md` repeats it and a test compares the two. Every label is bounded:
+tenants, classes, models, pools and replicas come from the configuration and the live fleet, reasons
+and kinds from closed lists. What is not known has no sample: absent is not zero.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+PREFIX = "headrace_"
+
+
+class Kind(StrEnum):
+    """How a family is to be read."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Family(Struct, frozen=True):
+    """One metric with all its series."""
+
+    kind: Kind
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_WHO = ("tenant", "class")
+_WHY = (*_WHO, "reason")
+_QUEUE = ("model", "class")
+_TENANT = ("model", "tenant")
+_REPLICA = ("model", "pool", "replica")
+_CLASS = ("class",)
+
+FAMILIES: dict[str, Family] = {
+    # Offered and admission: every offered request is admitted, rejected or left before; they add up.
+    "offered_requests": Family(_C, "Requests that asked for an answer, retries included.", _WHO),
+    "offered_input_tokens": Family(_C, "Their prompt tokens, as estimated on arrival.", _WHO),
+    "offered_predicted_output_tokens": Family(
+        _C, "Their output tokens as predicted on arrival (p50).", _WHO
+    ),
+    "offered_work_seconds": Family(
+        _C, "Their work as predicted on arrival, in GPU seconds of one replica.", _WHO
+    ),
+    "admitted_requests": Family(_C, "Requests that were let in.", _WHO),
+    "rejected_requests": Family(_C, "Requests refused at the door.", _WHY),
+    "left_before_admission_requests": Family(_C, "Callers gone before a decision.", _WHO),
+    "dispatched_attempts": Family(_C, "Attempts sent to a replica.", _WHO),
+    "ended_requests": Family(
+        _C, "Admitted requests that are over, by outcome.", (*_WHO, "outcome")
+    ),
+    "ended_early_requests": Family(
+        _C, "Those of them that ended for a reason of ours: expired, evicted, replica lost.", _WHY
+    ),
+    "output_tokens": Family(_C, "Tokens made for admitted requests, by the engine's count.", _WHO),
+    # Goodput: the numerators; attainment is met over admitted, goodput a rate of these.
+    "met_requests": Family(_C, "Requests that succeeded inside every declared bound.", _WHO),
+    "met_output_tokens": Family(_C, "Output tokens of those.", _WHO),
+    "met_work_seconds": Family(_C, "Work of those, as if nothing had been cached.", _WHO),
+    "decisions": Family(_C, "Decisions of the plane.", ("decision",)),
+    "audited_refusals": Family(
+        _C, "Requests let in that a gate in audit mode would have refused.", ("reason",)
+    ),
+    "edge_refused_requests": Family(
+        _C,
+        "Requests refused before the plane saw them; they are not among the offered.",
+        ("reason",),
+    ),
+    "ignored_headers": Family(
+        _C, "Routing headers of callers that were not believed.", ("header",)
+    ),
+    "ignored_events": Family(
+        _C, "Late, repeated or unknown events, expected and without effect.", ("kind",)
+    ),
+    # Latency as callers saw it, of admitted requests that made a token.
+    "ttft_seconds": Family(_H, "From arrival to the first token.", _CLASS),
+    "itl_seconds": Family(_H, "Gaps between tokens, all of them pooled.", _CLASS),
+    "max_stall_seconds": Family(_H, "Largest gap of each answer.", _CLASS),
+    "e2e_seconds": Family(_H, "From arrival to the end of the answer.", _CLASS),
+    "queue_seconds": Family(_H, "From arrival to dispatch.", _CLASS),
+    "predicted_slack_seconds": Family(
+        _H,
+        "Slack to the first-token bound as predicted on arrival; below zero, the deadline gate "
+        "refuses.",
+        _CLASS,
+    ),
+    "slack_error_seconds": Family(
+        _H,
+        "Actual less predicted slack of admitted requests; below zero, the first token came later "
+        "than forecast and margin allowed for.",
+        _CLASS,
+    ),
+    # Queue and fairness.
+    "queued_requests": Family(_G, "Requests that wait.", _QUEUE),
+    "queued_work_seconds": Family(_G, "Predicted work that waits.", _QUEUE),
+    "queue_age_seconds": Family(
+        _G, "Age of the request that has waited longest; absent while none waits.", _QUEUE
+    ),
+    "queue_earliest_slack_seconds": Family(
+        _G,
+        "Time until the most urgent waiting request must be sent to meet its first-token bound; "
+        "absent while none with a bound waits.",
+        _QUEUE,
+    ),
+    "tenant_virtual_service": Family(
+        _G, "Service charged to a tenant, in millionths of an input token by weight.", _TENANT
+    ),
+    "tenant_queued_requests": Family(_G, "A tenant's requests that wait.", _TENANT),
+    "tenant_queued_work_seconds": Family(_G, "A tenant's predicted work that waits.", _TENANT),
+    "work_rate": Family(
+        _G,
+        "Queued work seconds that one replica takes on in a second, as measured under load.",
+        ("model", "pool"),
+    ),
+    # Replicas: our own books, and what each last said of itself.
+    "ready_replicas": Family(_G, "Replicas that are ready.", ("model", "pool")),
+    "replica_pending_prefill_seconds": Family(
+        _G, "Predicted prefill sent that has shown no first token yet.", _REPLICA
+    ),
+    "replica_decodes": Family(_G, "Streams past their first token.", _REPLICA),
+    "replica_kv_blocks_reserved": Family(_G, "KV blocks that we have reserved there.", _REPLICA),
+    "replica_kv_blocks_capacity": Family(_G, "KV blocks that may be reserved there.", _REPLICA),
+    "replica_report_age_seconds": Family(
+        _G, "Age of its last report; absent if it never reported.", _REPLICA
+    ),
+    "replica_kv_blocks_used": Family(
+        _G,
+        "KV blocks in use by its own account; absent if it does not tell, or is stale.",
+        _REPLICA,
+    ),
+    "replica_running": Family(
+        _G, "Requests running by its own account; absent as above.", _REPLICA
+    ),
+    "replica_waiting": Family(
+        _G, "Requests waiting by its own account; absent as above.", _REPLICA
+    ),
+    "replica_prefix_hit_tokens": Family(
+        _C, "Prompt tokens found in its prefix cache; absent as above.", _REPLICA
+    ),
+    "replica_prefix_queried_tokens": Family(
+        _C, "Prompt tokens looked up there; absent as above.", _REPLICA
+    ),
+    "replica_preemptions": Family(_C, "Preemptions; absent as above.", _REPLICA),
+    # The process.
+    "live_requests": Family(_G, "Requests that wait or run."),
+    "ready": Family(_G, "1 if newcomers can be served here, else 0."),
+    "draining": Family(_G, "1 if newcomers are refused while who is in goes on, else 0."),
+    "frozen": Family(_G, "1 if changes of policy and of scale are frozen, else 0."),
+    "policy_revision": Family(_G, "Revision of the policy that newcomers are decided on by."),
+    "policy_info": Family(
+        _G,
+        "1, with what the policy is called.",
+        ("revision", "mode", "wait", "ordering", "goodput_formula"),
+    ),
+    "build_info": Family(_G, "1, with the version.", ("version",)),
+    "journal_dropped_frames": Family(
+        _C, "Journal frames that could not be kept; absent without a journal."
+    ),
+    "decision_log_dropped_lines": Family(
+        _C, "Decisions that could not be written; absent without a log."
+    ),
+    "audit_dropped_lines": Family(
+        _C, "Audit lines that could not be written; absent without a file."
+    ),
+    "admin_denied": Family(_C, "Calls of the admin listener without a right key."),
+}
+"""By name without prefix and, for counters, without `_total`."""
+
+
+def exposed(name: str) -> str:
+    """Return a family's name as Prometheus sees it."""
+    return PREFIX + name + ("_total" if FAMILIES[name].kind is Kind.COUNTER else "")

@@ -1,0 +1,275 @@
+"""What Prometheus is told: read off the plane's state and the feed at each scrape.
+
+Nothing is kept here, so nothing can be left behind: a replica that is gone has no series, a tenant
+that was never configured has none either, and what is not known has no sample. `take` reads on the
+event loop and is quick; adding up and writing out can be left to another thread.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+
+from msgspec import Struct
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+
+from headrace import __version__
+from headrace.gateway import health
+from headrace.gateway.driver import Driver
+from headrace.gateway.families import FAMILIES, PREFIX, exposed
+from headrace.gateway.feed import Distribution, Feed
+from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept
+from headrace.gateway.reading import fleet, waiting
+from headrace.model.engine import Snapshot
+from headrace.model.ids import ModelName
+from headrace.model.slo import FORMULA_REVISION
+from headrace.plane.accounts import Tally
+from headrace.plane.machine import Resolved
+from headrace.ports.clock import Clock
+from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
+
+Counts = Callable[[], Mapping[str, int]]
+
+
+class Sheet:
+    """The families of one scrape as they fill."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._metrics: dict[str, Metric] = {}
+
+    def put(self, name: str, value: float, *labels: str) -> None:
+        """Add a sample."""
+        family = FAMILIES[name]
+        told = dict(zip(family.labels, labels, strict=True))
+        self._metric(name).add_sample(exposed(name), told, value)
+
+    def put_known(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample unless it is unknown."""
+        if value is not None:
+            self.put(name, value, *labels)
+
+    def put_distribution(self, name: str, found: Distribution, label: str) -> None:
+        """Add a histogram; one with edges below zero has no sum, which could fall."""
+        family, metric = FAMILIES[name], self._metric(name)
+        told = dict.fromkeys(family.labels, label)
+        edges = [*(repr(edge / NS_PER_S) for edge in found.edges), "+Inf"]
+        sums = list(accumulate(found.counts))
+        full = PREFIX + name
+        for edge, count in zip(edges, sums, strict=True):
+            metric.add_sample(f"{full}_bucket", {**told, "le": edge}, count)
+        if found.edges[0] >= 0:
+            metric.add_sample(f"{full}_sum", told, to_seconds(found.sum))
+            metric.add_sample(f"{full}_count", told, sums[-1])
+
+    def metrics(self) -> list[Metric]:
+        """Return the families that have a sample, in the order of the table."""
+        return [self._metrics[name] for name in FAMILIES if name in self._metrics]
+
+    def _metric(self, name: str) -> Metric:
+        metric = self._metrics.get(name)
+        if metric is None:
+            family = FAMILIES[name]
+            metric = self._metrics[name] = Metric(PREFIX + name, family.about, family.kind.value)
+        return metric
+
+
+class Sources(Struct, frozen=True, kw_only=True):
+    """What others count."""
+
+    refusals: Counts
+    """Requests that the gateway refused itself, by reason."""
+    ignored: Counts
+    """Headers that were not believed."""
+    frozen: Callable[[], bool]
+    denied: Callable[[], int]
+    """Calls of the admin listener without a right key."""
+    dropped: Mapping[str, Callable[[], int]]
+    """By family, what a sink could not keep; only sinks that there are."""
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """Everything at one instant, on its way to Prometheus; whoever has it needs nothing else."""
+
+    sheet: Sheet
+    labels: Labels
+    accounts: bytes
+
+    @property
+    def small(self) -> bool:
+        """Whether writing it out is over sooner than a thread is found."""
+        return len(self.accounts) < SMALL_BYTES
+
+    def metrics(self) -> list[Metric]:
+        """Return every family with a sample; to be asked once."""
+        for who, tally in self.labels.tallies(self.accounts).items():
+            _tally(self.sheet, tally, who)
+        return self.sheet.metrics()
+
+
+class Metrics:
+    """A collector for prometheus_client; in no registry, so nobody else's families join in."""
+
+    def __init__(
+        self, driver: Driver, feed: Feed, clock: Clock, sources: Sources, tenants_max: int
+    ) -> None:
+        """Read `driver` and `feed` whenever asked; `tenants_max` tenants get series of their own."""
+        self._driver, self._feed, self._clock = driver, feed, clock
+        self._sources, self._tenants_max = sources, tenants_max
+        self._known: tuple[Resolved, Labels] | None = None
+
+    def labels(self) -> Labels:
+        """Return the labels of the configuration in force."""
+        settings = self._driver.plane.settings
+        if self._known is None or self._known[0] is not settings:
+            self._known = (settings, Labels(settings.config, self._tenants_max))
+        return self._known[1]
+
+    def collect(self) -> list[Metric]:
+        """Return every family with a sample, at one instant."""
+        return self.take().metrics()
+
+    def take(self) -> Taken:
+        """Read what must be read at one instant."""
+        sheet, labels = Sheet(), self.labels()
+        now = max(self._driver.plane.state.now, self._clock.now())
+        self._fed(sheet)
+        self._queues(sheet, labels, now)
+        self._tenants(sheet, labels)
+        self._replicas(sheet, now)
+        self._process(sheet)
+        accounts = kept(self._driver.plane.state.accounts)
+        return Taken(sheet=sheet, labels=labels, accounts=accounts)
+
+    def _fed(self, sheet: Sheet) -> None:
+        feed = self._feed
+        for name, one in feed.classes.items():
+            for family, found in one.distributions().items():
+                if name != OTHER or any(found.counts):
+                    sheet.put_distribution(family, found, name)
+        for family, counts in (
+            ("decisions", feed.decisions),
+            ("audited_refusals", feed.audited),
+            ("edge_refused_requests", self._sources.refusals()),
+            ("ignored_headers", self._sources.ignored()),
+            ("ignored_events", self._driver.plane.state.ignored),
+        ):
+            for label, count in counts.items():
+                sheet.put(family, count, label)
+
+    def _queues(self, sheet: Sheet, labels: Labels, now: InstantNs) -> None:
+        """Show who waits by model and class; one pass over all that is live."""
+        for (model, slo_class), found in waiting(self._driver.plane).items():
+            label = labels.slo_class(slo_class)
+            sheet.put("queued_requests", found.count, model, label)
+            sheet.put("queued_work_seconds", to_seconds(found.work_ns), model, label)
+            if found.oldest is not None:
+                age = to_seconds(now - found.oldest)
+                sheet.put("queue_age_seconds", age, model, label)
+            if found.urgent is not None:
+                slack = to_seconds(found.urgent - now)
+                sheet.put("queue_earliest_slack_seconds", slack, model, label)
+
+    def _tenants(self, sheet: Sheet, labels: Labels) -> None:
+        """Show counters and what waits; what has no label of its own is added up."""
+        state = self._driver.plane.state
+        for model, book in state.ledger.counters.items():
+            for tenant in labels.tenants():  # counters of others cannot be added up
+                value = book.values.get(tenant)
+                sheet.put_known("tenant_virtual_service", value, model, tenant)
+        for model, known in state.models.items():
+            for pool, rate in known.rates.items():
+                sheet.put("work_rate", rate.micro() / MICRO, model, pool)
+            waits: dict[str, tuple[int, int]] = {}
+            for tenant, queue in known.backlog.tenants.items():
+                label = labels.tenant(tenant)
+                count, work = waits.get(label, (0, 0))
+                more = sum(one.work() for one in queue.classes.values())
+                waits[label] = (count + queue.count, work + more)
+            for label, (count, work) in waits.items():
+                sheet.put("tenant_queued_requests", count, model, label)
+                sheet.put("tenant_queued_work_seconds", to_seconds(work), model, label)
+
+    def _replicas(self, sheet: Sheet, now: InstantNs) -> None:
+        plane = self._driver.plane
+        for pool, facts in plane.settings.pools.items():
+            known = plane.state.models.get(ModelName(facts.spec.model))
+            ready = 0 if known is None else known.fleet.ready.get(pool, 0)
+            sheet.put("ready_replicas", ready, facts.spec.model, pool)
+        for model, replica in fleet(plane.state.models):
+            who = (model, replica.pool, replica.name)
+            load = plane.state.ledger.loads[replica.incarnation]
+            facts = plane.settings.pools[replica.pool]
+            pending = to_seconds(load.pending_prefill_ns)
+            sheet.put("replica_pending_prefill_seconds", pending, *who)
+            sheet.put("replica_decodes", load.decodes, *who)
+            sheet.put("replica_kv_blocks_reserved", load.blocks, *who)
+            sheet.put("replica_kv_blocks_capacity", facts.blocks_total, *who)
+            report = replica.snapshot
+            if report is None:
+                continue
+            age = now - report.observed_at
+            sheet.put("replica_report_age_seconds", to_seconds(age), *who)
+            if age <= plane.settings.stale_after_ns:
+                _report(sheet, report, who)
+
+    def _process(self, sheet: Sheet) -> None:
+        driver, sources = self._driver, self._sources
+        config = driver.plane.settings.config
+        sheet.put("live_requests", driver.live)
+        sheet.put("ready", health.ready(driver).status == health.OK)
+        sheet.put("draining", driver.draining)
+        sheet.put("frozen", sources.frozen())
+        sheet.put("policy_revision", driver.revision)
+        gates = config.admission
+        ordering = str(config.ordering.__struct_config__.tag)
+        called = (str(driver.revision), gates.mode, gates.wait, ordering, FORMULA_REVISION)
+        sheet.put("policy_info", 1, *called)
+        sheet.put("build_info", 1, __version__)
+        sheet.put("admin_denied", sources.denied())
+        for family, count in sources.dropped.items():
+            sheet.put(family, count())
+
+
+class _Fixed:
+    """Families read before, to be written out."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def text(taken: Taken) -> bytes:
+    """Return it in Prometheus' text format; touches nothing else, so any thread may do it."""
+    return generate_latest(_Fixed(taken.metrics()))
+
+
+def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
+    sheet.put("offered_requests", tally.offered, *who)
+    sheet.put("offered_input_tokens", tally.input_tokens, *who)
+    sheet.put("offered_predicted_output_tokens", tally.predicted_output, *who)
+    sheet.put("offered_work_seconds", to_seconds(tally.offered_work_ns), *who)
+    sheet.put("admitted_requests", tally.admitted, *who)
+    sheet.put("left_before_admission_requests", tally.left_before, *who)
+    sheet.put("dispatched_attempts", tally.attempts, *who)
+    sheet.put("output_tokens", tally.output_tokens, *who)
+    sheet.put("met_requests", tally.met, *who)
+    sheet.put("met_output_tokens", tally.met_tokens, *who)
+    sheet.put("met_work_seconds", to_seconds(tally.met_work_ns), *who)
+    for reason, count in tally.rejected.items():
+        sheet.put("rejected_requests", count, *who, reason)
+    for outcome, count in tally.outcomes.items():
+        sheet.put("ended_requests", count, *who, outcome)
+    for reason, count in tally.ended_early.items():
+        sheet.put("ended_early_requests", count, *who, reason)
+
+
+def _report(sheet: Sheet, report: Snapshot, who: tuple[str, str, str]) -> None:
+    """Show what a replica said of itself, as far as it tells."""
+    sheet.put_known("replica_kv_blocks_used", report.kv_blocks_used, *who)
+    sheet.put_known("replica_running", report.running, *who)
+    sheet.put_known("replica_waiting", report.waiting, *who)
+    sheet.put_known("replica_prefix_hit_tokens", report.prefix_tokens_hit, *who)
+    sheet.put_known("replica_prefix_queried_tokens", report.prefix_tokens_queried, *who)
+    sheet.put_known("replica_preemptions", report.preemptions, *who)

@@ -1,0 +1,253 @@
+"""What may an operator change while requests run, and how is it undone?
+
+Every change is checked like a configuration file, becomes one `ConfigChanged` event with a revision
+of its own, and one audit line. Requests that are in end under the revision they began with. What
+needs a restart is refused and named.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from headrace.config.changes import Changes, changes
+from headrace.config.check import Problem, Severity, problems
+from headrace.config.schema import Settings
+from headrace.gateway.audit import Audit, AuditLine, written
+from headrace.gateway.driver import Driver
+from headrace.policy.admission.gates import GateMode
+from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.ports.clock import Clock
+
+REVISIONS = 100
+"""Revisions that can be rolled back to; the oldest go first."""
+POLICY = ("admission", "ordering", "routing", "prediction", "window")
+"""Parts of the deployment that a rollback brings back: how is decided, not for whom."""
+FIXED = (
+    "deployment.models",
+    "deployment.pools",
+    "deployment.fairness",
+    "server",
+    "admin",
+    "emulator",
+    "journal",
+    "decision_log",
+)
+"""What a running process cannot change: what it opened, started, or counts in."""
+
+
+class AdmissionChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the gates that may change at once; bounds are those of the configuration."""
+
+    margin_ms: float | UnsetType = UNSET
+    wait_margin: float | UnsetType = UNSET
+    mode: GateMode | UnsetType = UNSET
+
+
+class WindowChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the dispatch window that may change at once."""
+
+    prefill_ms: float | UnsetType = UNSET
+
+
+class PolicyChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `POST /policy` asks for: new values, or an earlier revision's."""
+
+    admission: AdmissionChange | UnsetType = UNSET
+    window: WindowChange | UnsetType = UNSET
+    rollback: int | UnsetType = UNSET
+    """Take the policy of this revision again, as a new revision."""
+    expect: int | UnsetType = UNSET
+    """Change nothing unless this revision is in force: two operators do not undo each other."""
+
+
+class Revision(Struct, frozen=True, kw_only=True):
+    """One revision of the policy."""
+
+    revision: int
+    at: str
+    who: str
+    what: str
+    changes: dict[str, tuple[Any, Any]]
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """What a change came to."""
+
+    revision: int
+    changes: dict[str, tuple[Any, Any]]
+    """(old, new) by setting; empty if everything was so already."""
+    warnings: tuple[str, ...] = ()
+    """What works since the change, though hardly as meant."""
+
+
+class ChangeRefusedError(Exception):
+    """A change that is not made; becomes an answer, not a traceback."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """Hold the answer."""
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Follower(Protocol):
+    """Who must know of a change beside the plane?"""
+
+    def prepare(self, revision: int, config: bytes) -> None:
+        """Hear of a revision before anything is decided under it."""
+        ...
+
+    def adopt(self, settings: Settings) -> None:
+        """Go by new settings, now that the plane does."""
+        ...
+
+
+class Steward:
+    """The one hand that changes a running gateway."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        settings: Settings,
+        clock: Clock,
+        audit: Audit,
+        follower: Follower,
+        *,
+        revision: int,
+    ) -> None:
+        """Keep what the process starts with as the first revision."""
+        self._driver, self._clock, self._audit, self._follower = driver, clock, audit, follower
+        self.settings = settings
+        self.frozen = False
+        """Whether changes of policy and of scale are refused."""
+        self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
+        first = Revision(
+            revision=revision, at=written(clock.wall()), who="", what="start", changes={}
+        )
+        self.revisions: deque[Revision] = deque([first], maxlen=REVISIONS)
+        """The newest last."""
+
+    def change(self, who: str, asked: PolicyChange) -> Applied:
+        """Change the policy, or roll it back."""
+        if asked.expect is not UNSET and asked.expect != self._driver.revision:
+            message = f"Revision {self._driver.revision} is in force, not {asked.expect}."
+            raise ChangeRefusedError(409, "revision_differs", message)
+        now = self.settings.deployment
+        if asked.rollback is UNSET:
+            return self._apply(
+                who, "policy", replace(self.settings, deployment=_changed(now, asked))
+            )
+        if asked.admission is not UNSET or asked.window is not UNSET:
+            raise ChangeRefusedError(
+                400, "invalid_value", "Give `rollback` or new values, not both."
+            )
+        kept = self._kept.get(asked.rollback)
+        if kept is None:
+            message = f"Revision {asked.rollback} is not kept; see GET /policy."
+            raise ChangeRefusedError(404, "revision_unknown", message)
+        back = replace(now, **{name: getattr(kept, name) for name in POLICY})
+        what = f"rollback to {asked.rollback}"
+        return self._apply(who, what, replace(self.settings, deployment=back))
+
+    def reload(self, who: str, settings: Settings) -> Applied:
+        """Go by what the configuration file says now; refused if some of it needs a restart."""
+        found = changes(self.settings, settings)
+        fixed = sorted(path for path in found if _is_fixed(path))
+        if bool(settings.keys) is not bool(self.settings.keys):
+            fixed.append("keys (from none to some, or from some to none)")
+        if fixed:
+            message = f"Only a restart can change: {', '.join(fixed)}."
+            raise ChangeRefusedError(409, "needs_restart", message)
+        return self._apply(who, "reload", settings)
+
+    def freeze(self, who: str, *, frozen: bool) -> None:
+        """Refuse, or allow again, changes of policy and of scale."""
+        self._whole()
+        if frozen is not self.frozen:
+            self.frozen = frozen
+            self._note(who, "freeze" if frozen else "thaw", {"frozen": (not frozen, frozen)})
+
+    def drain(self, who: str) -> None:
+        """Refuse newcomers from here on; who is in goes on. Only a restart ends it."""
+        self._whole()
+        if not self._driver.draining:
+            self._driver.refuse_newcomers()
+            self._note(who, "drain", {"draining": (False, True)})
+
+    def _apply(self, who: str, what: str, settings: Settings) -> Applied:
+        self._whole()
+        if self.frozen:
+            raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
+        found = changes(self.settings, settings)
+        before = problems(self.settings)
+        told = [one for one in problems(settings) if one not in before]
+        wrong = [one for one in told if one.severity is Severity.ERROR]
+        if wrong:
+            raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
+        warnings = tuple(map(_line, told))
+        if not found:
+            return Applied(revision=self._driver.revision, changes={}, warnings=warnings)
+        config, revision = settings.deployment, self._driver.revision + 1
+        self._follower.prepare(revision, canonical(config))
+        self._driver.reconfigure(config, revision)
+        self._whole()
+        self._follower.adopt(settings)
+        self.settings = settings
+        self._kept[revision] = config
+        row = Revision(
+            revision=revision, at=written(self._clock.wall()), who=who, what=what, changes=found
+        )
+        self.revisions.append(row)
+        self._kept.pop(self.revisions[0].revision - 1, None)
+        self._note(who, what, found)
+        return Applied(revision=revision, changes=found, warnings=warnings)
+
+    def _whole(self) -> None:
+        if self._driver.broken is not None:
+            raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
+
+    def _note(self, who: str, what: str, found: Changes) -> None:
+        line = AuditLine(
+            at=written(self._clock.wall()),
+            who=who,
+            what=what,
+            old={path: old for path, (old, _) in found.items()},
+            new={path: new for path, (_, new) in found.items()},
+            revision=self._driver.revision,
+        )
+        self._audit.put(line)
+
+
+def _changed(config: PlaneConfig, asked: PolicyChange) -> PlaneConfig:
+    """Return the configuration with new values, held against the bounds of the schema."""
+    return replace(
+        config,
+        admission=_merged(config.admission, asked.admission, "admission"),
+        window=_merged(config.window, asked.window, "window"),
+    )
+
+
+def _merged(part: Any, asked: Struct | UnsetType, name: str) -> Any:
+    if asked is UNSET:
+        return part
+    values = {**msgspec.to_builtins(part), **msgspec.to_builtins(asked)}
+    try:
+        return msgspec.convert(values, type(part))
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`$.", f"`$.{name}.")
+        raise ChangeRefusedError(400, "invalid_value", message) from None
+
+
+def _is_fixed(path: str) -> bool:
+    return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in FIXED)
+
+
+def _line(problem: Problem) -> str:
+    return f"{problem.message} at `{problem.path}`."
+
+
+Reread = Callable[[], Settings]
+"""Reads the configuration anew; raises ConfigError, or OSError."""
