@@ -157,15 +157,19 @@ def test_fault_of_ours_keeps_its_traceback() -> None:
 
 
 def test_reader_that_leaves_ends_the_command_quietly() -> None:
-    code = "import sys; from headrace.cli import main; sys.exit(main(['config', 'schema']))"
+    waits = "import sys; sys.stdin.read()"  # until the reader has gone
+    code = "from headrace.cli import main; sys.exit(main(['config', 'schema']))"
     with subprocess.Popen(
-        [sys.executable, "-c", f"import time; time.sleep(.2); {code}"],
+        [sys.executable, "-c", f"{waits}; {code}"],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
+        assert process.stdin is not None
         process.stdout.close()
+        process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
 
