@@ -1,7 +1,8 @@
 """How is one inference engine spoken to, and what does it tell?
 
 Failures of an engine are no exceptions here: an attempt that was submitted and not aborted is told
-to have ended exactly once, whatever happened to it.
+to have ended exactly once, whatever happened to it. Answers pass as the bytes that callers get, whole
+frames at a time, so that nothing between engine and caller reads or writes them anew.
 """
 
 from enum import StrEnum
@@ -12,10 +13,20 @@ from msgspec import Struct
 from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
-from headrace.model.meter import StreamTiming
+from headrace.model.meter import Meter, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.units import Tokens
+
+
+class Route(StrEnum):
+    """What is asked of an engine: the path, on both sides of the gateway."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    EMBEDDINGS = "/v1/embeddings"
 
 
 class Finish(StrEnum):
@@ -26,13 +37,36 @@ class Finish(StrEnum):
     """The output limit was reached."""
 
 
+class Ask(Struct, frozen=True, kw_only=True):
+    """What the engine is to be asked, beside what the plane says."""
+
+    route: Route
+    body: bytes
+    """The caller's own JSON; the engine's adapter edits it at the last hop."""
+    stream: bool
+    usage_shown: bool
+    """The caller asked for the usage in its stream; else what we asked for is kept out of it."""
+    replay_output: Tokens | None = None
+    """The true output length, told by a trusted replay. The plane never sees it."""
+    replay_input: Tokens | None = None
+    """The length that the prompt stands for, told likewise."""
+
+
 class Call(Struct, frozen=True, kw_only=True):
     """One attempt as it is sent to an engine."""
 
     dispatch: Dispatch
     request: Request
-    replay_output: Tokens | None = None
-    """The true output length, told by a trusted replay. The plane never sees it."""
+    ask: Ask
+    meter: Meter
+    """The engine notes in it what it makes, when it makes it, before it is told."""
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """An engine's own answer that the request itself is at fault, for the caller as it stands."""
+
+    status: int
+    body: bytes
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -41,14 +75,25 @@ class Ending(Struct, frozen=True, kw_only=True):
     outcome: Outcome
     usage: Usage | None
     timing: StreamTiming
-    finish: Finish = Finish.STOP
+    refusal: Refusal | None = None
+    """Why nothing was made, if the caller's request is to blame."""
+    whole: bool = True
+    """What was told ends with a frame, so that an error may follow it."""
 
 
 class Listener(Protocol):
-    """Whom an engine tells; calls may come from within `submit`, `abort` and `poll`."""
+    """Whom an engine tells; calls may come from within `submit`, `abort`, `resume` and `poll`."""
 
-    def produced(self, attempt: AttemptId, text: str, tokens: int) -> None:
-        """Tokens of an answer, in order."""
+    def up(self, engine: "EngineClient") -> None:
+        """It is ready to serve, under its present incarnation."""
+        ...
+
+    def down(self, engine: "EngineClient") -> None:
+        """That incarnation is gone, and whatever it had; none of it is told to have ended."""
+        ...
+
+    def produced(self, attempt: AttemptId, data: bytes) -> None:
+        """More of an answer: whole frames of a stream, or all of an answer in one piece."""
         ...
 
     def ended(self, attempt: AttemptId, ending: Ending) -> None:
@@ -61,7 +106,7 @@ class Listener(Protocol):
 
 
 class EngineClient(Protocol):
-    """One incarnation of one replica."""
+    """One replica, through all of its lives."""
 
     @property
     def name(self) -> ReplicaName:
@@ -79,7 +124,7 @@ class EngineClient(Protocol):
         ...
 
     def connect(self, listener: Listener) -> None:
-        """Say who listens; called once, before anything else."""
+        """Say who listens; called once, before anything else. It may be up at once."""
         ...
 
     def submit(self, call: Call) -> None:
@@ -88,6 +133,14 @@ class EngineClient(Protocol):
 
     def abort(self, attempt: AttemptId) -> None:
         """Stop an attempt; nothing of it is told any more. An unknown one is none's."""
+        ...
+
+    def pause(self, attempt: AttemptId) -> None:
+        """Tell nothing of an attempt for now, and have the engine wait if it can."""
+        ...
+
+    def resume(self, attempt: AttemptId) -> None:
+        """Go on telling."""
         ...
 
     def poll(self) -> None:
