@@ -42,6 +42,7 @@ class Edge(StrEnum):
     MALFORMED = "malformed"
     OPEN_REQUESTS = "open_requests"
     SHUTTING_DOWN = "shutting_down"
+    UPSTREAM = "upstream"
     INTERNAL = "internal"
 
 
@@ -210,6 +211,9 @@ EDGES: dict[Edge, Face] = {
         retryable=True,
         dropped="rejected-shutting-down",
     ),
+    Edge.UPSTREAM: Face(
+        502, _SERVER, "upstream_error", "The engine failed within its answer.", retryable=True
+    ),
     Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
 }
 """Every refusal of the gateway's own."""
@@ -332,7 +336,7 @@ def _least_wait(face: Face) -> DurationNs | None:
     return DurationNs(NS_PER_S) if face.retryable else None
 
 
-def body(fault: Fault) -> bytes:
+def body(fault: Fault, route: object = None) -> bytes:  # noqa: ARG001
     """Return the error body, `{"error": ...}`, as an answer or as an event of a stream."""
     face = fault.face
     return _ENCODE(
@@ -346,6 +350,11 @@ def body(fault: Fault) -> bytes:
             )
         )
     )
+
+
+def broken(fault: Fault, route: object) -> bytes:
+    """Return the events that end a stream with an error: never a clean end alone."""
+    return b"data: " + body(fault, route) + b"\n\ndata: [DONE]\n\n"
 
 
 def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
