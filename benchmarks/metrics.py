@@ -130,7 +130,7 @@ async def _scrape() -> tuple[float, float, int]:
     driver.start(config)
     for tenant in range(tenants):
         for one in DEFAULT_CLASSES:
-            driver.offer(_request(driver.mint(), f"t{tenant}", one.name))
+            driver.offer(_request(driver.mint(), f"t{tenant}", one.name), _ASK)
     sources = Sources(
         refusals=dict, ignored=dict, frozen=lambda: False, denied=lambda: 0, dropped={}
     )

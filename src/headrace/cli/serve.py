@@ -47,9 +47,7 @@ Upstreams = Annotated[
         negative=(),
     ),
 ]
-KeyEnv = Annotated[
-    str | None, Parameter(help="Environment variable that holds the engines' key.")
-]
+KeyEnv = Annotated[str | None, Parameter(help="Environment variable that holds the engines' key.")]
 Host = Annotated[str | None, Parameter(help="Address to listen at.")]
 Port = Annotated[int | None, Parameter(help="TCP port; 0 takes a free one.")]
 JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to a folder.")]

@@ -28,6 +28,15 @@ class KeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """SHA-256 of a key that `headrace key new` made: 256 random bits need no slow hash."""
 
 
+class TlsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With which certificate callers are spoken to."""
+
+    cert_file: Path
+    """The certificate and those that vouch for it, as PEM."""
+    key_file: Path
+    """Its private key, as PEM, without a password."""
+
+
 class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where and how much the gateway listens."""
 
@@ -35,6 +44,8 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address. 127.0.0.1: nothing is open to the network unless asked for."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_000
     """TCP port; 0 takes a free one. 8000: what vLLM listens on, so callers change nothing."""
+    tls: TlsSpec | None = None
+    """Certificate of the traffic listener; none: plain HTTP, as behind a proxy that has one."""
     body_limit_bytes: Annotated[int, Meta(ge=1_024, le=256 * MIB)] = 8 * MIB
     """Longest request body, in bytes. 8 MiB: a million tokens of four letters, with room for JSON."""
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000

@@ -192,12 +192,22 @@ class App:
         exchange.headers += rate_headers(self._driver.plane, tenant)
         try:
             with watching(exchange.receive, lambda: self._driver.leave(request.id)):
-                if asked.stream:
+                if asked.stream and self._is_early(request):
+                    await exchange.early(stream)
+                elif asked.stream:
                     await exchange.stream(stream)
                 else:
                     await exchange.whole(stream)
         finally:
             self._driver.leave(request.id)
+
+    def _is_early(self, request: Request) -> bool:
+        """Return whether the request's class has its streams begin before admission (ADM-5)."""
+        settings = self._driver.plane.settings
+        spec = settings.classes.get(
+            settings.class_of(request.slo_class, settings.tenants.get(request.tenant))
+        )
+        return spec is not None and spec.early_200
 
     def _tenant(self, exchange: Exchange) -> TenantId:
         tenant = self._keys.tenant(exchange.header(b"authorization"))

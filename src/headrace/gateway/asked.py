@@ -38,4 +38,15 @@ def read(route, content):
         raise InvalidError("The body is nested too deeply.", None) from None
     text = prompt.canonical(chat)
     tokens, margin = prompt.estimate(text)
-    return Asked(route=route, model=chat.model, stream=bool(chat.stream), usage_shown=chat.wants_usage, output_cap=chat.output_cap, fan_out=chat.n or 1, cache_salt=chat.cache_salt or "", prompt=text, input_tokens=tokens, input_margin=margin)
+    return Asked(
+        route=route,
+        model=chat.model,
+        stream=bool(chat.stream),
+        usage_shown=chat.wants_usage,
+        output_cap=chat.output_cap,
+        fan_out=chat.n or 1,
+        cache_salt=chat.cache_salt or "",
+        prompt=text,
+        input_tokens=tokens,
+        input_margin=margin,
+    )

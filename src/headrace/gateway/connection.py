@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a head."""
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: self.transport.close}
+        self.scope["extensions"] = {CUT: {"close": self.transport.close}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0

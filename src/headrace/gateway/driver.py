@@ -321,9 +321,7 @@ class Driver:
             due = later(self._last, effect.first_ns)
             flight.guess = self._clock.call_at(due, lambda: self._guess(attempt))
         stream.on_held = lambda held: self._hold(attempt, held=held)
-        engine.submit(
-            Call(dispatch=effect, request=stream.request, ask=stream.ask, meter=meter)
-        )
+        engine.submit(Call(dispatch=effect, request=stream.request, ask=stream.ask, meter=meter))
 
     def _guess(self, attempt: AttemptId) -> None:
         """Take the first token of an unstreamed answer for made, so that the next may be sent."""

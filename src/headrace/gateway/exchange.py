@@ -4,6 +4,7 @@ Nothing is sent before admission is settled; the head of a stream goes out with 
 that whatever fails before still has a status of its own (ADM-5).
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable
 
@@ -18,10 +19,13 @@ from headrace.gateway.http import (
     header,
     send_events,
 )
-from headrace.gateway.stream import Cut, Done, End, Left, Stream
+from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
 from headrace.ports.engine import Refusal, Route
 from headrace.units import to_ms
 
+KEEP_ALIVE_S = 10.0
+"""Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
+COMMENT = b": keep-alive\n\n"
 _ID_MAX = 128
 _PRINTABLE = range(0x21, 0x7F)
 
@@ -68,6 +72,17 @@ class Exchange:
         else:
             await self._fail(stream, end)
 
+    async def early(self, stream: Stream) -> None:
+        """Answer in events that begin before anything is known of the answer."""
+        await begin_events(self.send, self.headers)
+        first = asyncio.ensure_future(stream.chunk())
+        try:
+            while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_S))[0]:
+                await send_events(self.send, COMMENT, more=True)
+        finally:
+            first.cancel()
+        await self._go_on(stream, first.result())
+
     async def stream(self, stream: Stream) -> None:
         """Answer in events."""
         chunk = await stream.chunk()
@@ -75,6 +90,10 @@ class Exchange:
             await self._fail(stream, chunk.end)  # whatever was made, nothing was sent
             return
         await begin_events(self.send, self._settled(stream))
+        await self._go_on(stream, chunk)
+
+    async def _go_on(self, stream: Stream, chunk: Chunk) -> None:
+        """Send what comes, until the end."""
         while chunk.end is None:
             await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()
@@ -91,7 +110,11 @@ class Exchange:
             case Cut():
                 await send_events(self.send, data, more=True)
                 await cut(self.scope)
-            case Refusal() | Left():
+            case Refusal():
+                assert self.route is not None, "as above"
+                fault = edge(Edge.UPSTREAM)
+                await send_events(self.send, broken(fault, self.route), more=False)
+            case Left():
                 pass
 
     async def _fail(self, stream: Stream, end: End) -> None:

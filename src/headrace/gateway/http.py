@@ -116,7 +116,7 @@ CUT = "headrace.cut"
 
 async def cut(scope: Scope) -> None:
     """Close the connection, so that its caller sees an answer without an end."""
-    scope["extensions"][CUT]()
+    scope["extensions"][CUT]["close"]()
 
 
 @contextmanager

@@ -217,6 +217,7 @@ class Gateway:
         return audit
 
     def _uvicorn(self) -> uvicorn.Config:
+        tls = self._settings.server.tls
         return uvicorn.Config(
             self.app,
             http=patient(
@@ -227,6 +228,8 @@ class Gateway:
             access_log=False,
             log_config=None,
             server_header=False,
+            ssl_certfile=None if tls is None else tls.cert_file,
+            ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
         )
 

@@ -48,11 +48,11 @@ class RemoteEngine:
         *,
         model: str,
         patience: Patience,
-        incarnation: Incarnation = Incarnation(0),
+        incarnation: int = 0,
     ) -> None:
         """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life."""
         self.name, self.pool = name, pool
-        self.incarnation = incarnation
+        self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
         self._clock, self._model = clock, model
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)

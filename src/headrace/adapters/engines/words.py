@@ -10,5 +10,15 @@ class Writer(_W):
     end_mark = DONE
 
 
-def writer(kind, name, created, model, prompt_tokens, *, usage_at_end=False, usage_always=False, usage=True):
-    return Writer("chatcmpl-" + name, created, model, prompt_tokens, chat=kind.endswith("chat/completions"), usage_at_end=usage_at_end, usage=usage)
+def writer(
+    kind, name, created, model, prompt_tokens, *, usage_at_end=False, usage_always=False, usage=True
+):
+    return Writer(
+        "chatcmpl-" + name,
+        created,
+        model,
+        prompt_tokens,
+        chat=kind.endswith("chat/completions"),
+        usage_at_end=usage_at_end,
+        usage=usage,
+    )
