@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import AdminSpec, ServerSpec, Settings
 from headrace.gateway import health
 from headrace.gateway.audit import LOG
 from headrace.gateway.guard import ADDRESSES, FAILURES, Guard
@@ -77,8 +77,7 @@ async def test_without_a_ready_replica_it_lives_and_is_not_ready() -> None:
 
 
 async def test_probes_are_answered_where_everything_else_is_too_much() -> None:
-    gateway, _ = obedient()
-    gateway.app._limits = replace(gateway.app._limits, concurrency=1)
+    gateway, _ = obedient(server=ServerSpec(concurrency=1))
     first = gateway.ask()
     await reach(gateway.clock, 1)
     assert (await gateway.ask().done()).status == 503
