@@ -187,9 +187,9 @@ def _show_audit() -> None:
     log.addHandler(shown)
 
 
-def _place(sock: socket.socket) -> str:
+def _place(sock: socket.socket, scheme: str = "http") -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _described(pool: PoolSpec, settings: Settings) -> str:
@@ -204,7 +204,7 @@ def _greet(
     settings: Settings, sock: socket.socket, admin_sock: socket.socket | None, key: str | None
 ) -> None:
     """Say where it listens and how to ask."""
-    place = _place(sock)
+    place = _place(sock, "http" if settings.server.tls is None else "https")
     deployment = settings.deployment
     fleet = ", ".join(_described(pool, settings) for pool in deployment.pools)
     print(f"headrace: serving {place}/v1 ({fleet}); Ctrl-C stops")

@@ -4,11 +4,13 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
+from math import ceil
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from headrace.model.deployment import Name
+from headrace.model.engine import Usage
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
@@ -93,6 +95,26 @@ class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File that gets one JSON line for each change; none: the log `headrace.audit` alone."""
 
 
+_Usd = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a hosted engine charges, in US dollars for a million tokens."""
+
+    input: _Usd
+    output: _Usd
+    cached: _Usd | None = None
+    """Of input tokens found in its cache. None: as any others."""
+
+    def micro_usd(self, usage: Usage) -> int:
+        """Return what an answer costs, rounded up: dollars a million are micro-dollars each."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = usage.input_tokens - usage.cached_tokens
+        return ceil(
+            fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output
+        )
+
+
 class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
 
@@ -107,6 +129,8 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
     and are never passed on."""
+    price: PriceSpec | None = None
+    """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
     ca_file: Path | None = None
     """Certificates to trust, as PEM, instead of the system's."""
     connections: Annotated[int, Meta(ge=1, le=65_536)] = 1_024

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
 from headrace.gateway import health
@@ -17,6 +18,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.failures import Failures
 from headrace.gateway.http import (
     HEAD_BYTES_MAX,
     CallerGoneError,
@@ -36,7 +38,7 @@ from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
-from headrace.units import NS_PER_MS, DurationNs, Tokens
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
@@ -101,6 +103,7 @@ class App:
         self._below = below
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
+        self._failures = Failures(clock)
         self._reading = _Slots(self._limits.concurrency)
         self._open = _Slots(self._limits.concurrency)
         self.refusals: Counter[str] = Counter()
@@ -210,10 +213,18 @@ class App:
         return spec is not None and spec.early_200
 
     def _tenant(self, exchange: Exchange) -> TenantId:
-        tenant = self._keys.tenant(exchange.header(b"authorization"))
-        if tenant is None:
-            raise RefusedError(unknown_key())
-        return tenant
+        """Return whose key it is; a right key is heard whatever others at its address show."""
+        tenant = self._keys.tenant(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+        if tenant is not None:
+            return tenant
+        client = exchange.scope.get("client")
+        address = client[0] if client else ""
+        wait_s = self._failures.wait_s(address)
+        if wait_s is not None:
+            wait = DurationNs(wait_s * NS_PER_S)
+            raise RefusedError(replace(edge(Edge.WRONG_KEYS), retry_after_ns=wait))
+        self._failures.note(address)
+        raise RefusedError(unknown_key())
 
     def _request(
         self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes

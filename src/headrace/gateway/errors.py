@@ -41,6 +41,7 @@ class Edge(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     MALFORMED = "malformed"
     OPEN_REQUESTS = "open_requests"
+    WRONG_KEYS = "wrong_keys"
     SHUTTING_DOWN = "shutting_down"
     UPSTREAM = "upstream"
     INTERNAL = "internal"
@@ -202,6 +203,9 @@ EDGES: dict[Edge, Face] = {
         "Too many requests are open.",
         retryable=True,
         dropped="rejected-saturated",
+    ),
+    Edge.WRONG_KEYS: Face(
+        429, _LIMIT, "slow_down", "Too many wrong keys from this address.", retryable=True
     ),
     Edge.SHUTTING_DOWN: Face(
         503,

@@ -11,7 +11,7 @@ from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import EmulatorSpec, Settings, UpstreamSpec
+from headrace.config.schema import EmulatorSpec, PriceSpec, Settings, UpstreamSpec
 from headrace.model.deployment import PoolSpec
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
 from headrace.policy.batching.chunked import ChunkedPrefill
@@ -32,6 +32,20 @@ def engines(settings: Settings, clock: Clock) -> list[EngineClient]:
         if not given:
             found += _emulated(pool, settings.emulator, len(found), clock)
     return found
+
+
+def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:
+    """Return what each hosted engine charges."""
+    return {
+        _named(spec, nth): spec.price
+        for pool in settings.deployment.pools
+        for nth, spec in enumerate(one for one in settings.upstreams if one.pool == pool.name)
+        if spec.price is not None
+    }
+
+
+def _named(spec: UpstreamSpec, nth: int) -> ReplicaName:
+    return ReplicaName(spec.name or f"{spec.pool}-{nth}")
 
 
 def _emulated(
@@ -60,7 +74,7 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> Remot
         limits=Limits(connections=spec.connections),
     )
     return RemoteEngine(
-        ReplicaName(spec.name or f"{pool.name}-{nth}"),
+        _named(spec, nth),
         PoolName(pool.name),
         upstream,
         clock,

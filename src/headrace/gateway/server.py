@@ -24,7 +24,7 @@ from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
-from headrace.gateway.fleet import engines
+from headrace.gateway.fleet import engines, prices
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import TenantId
@@ -130,7 +130,7 @@ class Gateway:
         self._files = ExitStack()
         journal = self._journal()
         decisions = self._decisions()
-        feed = None if settings.admin is None else Feed(config)
+        feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
             engines(settings, clock),
