@@ -74,8 +74,8 @@ def payload(url: str) -> str | None:
 
 
 def decoded_bytes(data: str) -> int:
-    """Return how many bytes base64 of some length encodes, about."""
-    return len(data) * 3 // 4
+    """Return how many bytes base64 encodes, without decoding it."""
+    return len(data) * 3 // 4 - data[-2:].count("=")
 
 
 def tiled(data: str | None, detail: str | None) -> Weight:
