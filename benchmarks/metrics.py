@@ -33,6 +33,7 @@ from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.ports.engine import Ask, Route
 from headrace.trace.streams import stream
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
@@ -41,6 +42,7 @@ TOKENS = 200
 FEED_US_MAX = 15.0
 SCRAPE_MS_MAX = 5.0
 _MODEL = ModelName("m")
+_ASK = Ask(route=Route.CHAT, body=b"{}", stream=True, usage_shown=False)
 
 
 def run(quick: bool) -> Result:  # noqa: ARG001 - seconds either way
@@ -130,7 +132,7 @@ async def _scrape() -> tuple[float, float, int]:
     driver.start(config)
     for tenant in range(tenants):
         for one in DEFAULT_CLASSES:
-            driver.offer(_request(driver.mint(), f"t{tenant}", one.name))
+            driver.offer(_request(driver.mint(), f"t{tenant}", one.name), _ASK)
     sources = Sources(
         refusals=dict, ignored=dict, frozen=lambda: False, denied=lambda: 0, dropped={}
     )

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.adapters.engines.answer import drawn_length, lengths, text
-from headrace.adapters.engines.emulated import DELIVERY_NS, EmulatedEngine
+from headrace.adapters.engines.answer import Order, drawn_length, lengths, text
+from headrace.adapters.engines.emulated import DELIVERY_NS, EmulatedEngine, Made
 from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot
 from headrace.model.ids import (
@@ -23,7 +23,7 @@ from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.ports.clock import Timer
-from headrace.ports.engine import Call, Ending, Finish
+from headrace.ports.engine import Finish
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, Job
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, Tokens
@@ -82,7 +82,7 @@ class Ear:
     def __init__(self, clock: LateClock) -> None:
         self._clock = clock
         self.pieces: list[tuple[int, AttemptId, str, int]] = []
-        self.endings: dict[AttemptId, Ending] = {}
+        self.endings: dict[AttemptId, Made] = {}
         self.ended_at: dict[AttemptId, int] = {}
         self.reports: list[Snapshot] = []
 
@@ -90,9 +90,9 @@ class Ear:
         assert attempt not in self.endings
         self.pieces.append((self._clock.now(), attempt, text, tokens))
 
-    def ended(self, attempt: AttemptId, ending: Ending) -> None:
+    def ended(self, attempt: AttemptId, made: Made) -> None:
         assert attempt not in self.endings
-        self.endings[attempt] = ending
+        self.endings[attempt] = made
         self.ended_at[attempt] = self._clock.now()
 
     def reported(self, snapshot: Snapshot) -> None:
@@ -109,8 +109,8 @@ def replica() -> Replica:
     return Replica(ReplicaName("p-0"), Incarnation(1), PROFILE, ChunkedPrefill())
 
 
-def call(nth: int, *, prompt: int = 500, output: int = 40, limit: int = 1_000) -> Call:
-    return Call(
+def call(nth: int, *, prompt: int = 500, output: int = 40, limit: int = 1_000) -> Order:
+    return Order(
         dispatch=Dispatch(
             request=RequestId(nth),
             attempt=AttemptId(nth),

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from headrace.config.schema import AdminKeySpec, AdminSpec, Settings
+from headrace.config.schema import AdminKeySpec, AdminSpec, ServerSpec, Settings
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
@@ -45,10 +45,16 @@ class Managed:
         *,
         config: PlaneConfig | None = None,
         spec: AdminSpec = SPEC,
+        server: ServerSpec | None = None,
         folder: Path | None = None,
         reread: Reread | None = None,
     ) -> None:
-        self.settings = Settings(deployment=config or deployment(), keys=keys(), admin=spec)
+        self.settings = Settings(
+            deployment=config or deployment(),
+            server=server or ServerSpec(),
+            keys=keys(),
+            admin=spec,
+        )
         config = self.settings.deployment
         self.clock = LoopClock(asyncio.get_running_loop())
         self.engines = engines(self.clock)
@@ -69,7 +75,12 @@ class Managed:
         )
         ring = KeyRing(self.settings.keys)
         self.app = App(
-            self.driver, ring, self.clock, models=config.models, below=lambda bound: bound - 1
+            self.driver,
+            ring,
+            self.clock,
+            models=config.models,
+            server=self.settings.server,
+            below=lambda bound: bound - 1,
         )
         self.lost = 0
         parts = Parts(

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
+from headrace.adapters.engines.inprocess import InProcessEngine
 from headrace.config.profiles import load_profile
 from headrace.config.schema import KeySpec, ServerSpec
 from headrace.gateway.app import App
@@ -34,7 +35,7 @@ from headrace.plane.journal import Record, Verified, frames, verify
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig, Reports
 from headrace.ports.clock import Clock
-from headrace.ports.engine import Call, Ending, EngineClient, Listener
+from headrace.ports.engine import Ask, Call, Ending, EngineClient, Listener, Route
 from headrace.replica.core import Replica
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
@@ -117,7 +118,9 @@ class ObedientEngine:
             Incarnation(1),
             PoolName("p"),
         )
+        self.tells_first = True
         self.calls: list[Call] = []
+        self.held: list[tuple[AttemptId, bool]] = []
         self.aborted: list[AttemptId] = []
         self.polls = 0
         self.closed = False
@@ -134,23 +137,31 @@ class ObedientEngine:
 
     def connect(self, listener: Listener) -> None:
         self._listener = listener
+        listener.up(self)
 
     def submit(self, call: Call) -> None:
         self.calls.append(call)
         self.heard.append(self.events())
         attempt = call.dispatch.attempt
-        self._meters[attempt] = Meter(bound_ns=call.dispatch.gap_ns)
+        self._meters[attempt] = call.meter
         if self.fails:
             self.end(attempt, Outcome.ERROR)
 
     def say(self, text: str, attempt: AttemptId | None = None) -> None:
-        """Make the words of `text` the next tokens of an answer, by default the last one's."""
+        """Make `text` the next bytes of an answer, a token a word, by default the last one's."""
         attempt = self.calls[-1].dispatch.attempt if attempt is None else attempt
         words = len(text.split())
-        self._meters[attempt].note(self._clock.now(), words)
-        self.tell.produced(attempt, text, words)
+        if words:
+            self._meters[attempt].note(self._clock.now(), words)
+        self.tell.produced(attempt, text.encode())
 
-    def end(self, attempt: AttemptId | None = None, outcome: Outcome = Outcome.SUCCESS) -> None:
+    def end(
+        self,
+        attempt: AttemptId | None = None,
+        outcome: Outcome = Outcome.SUCCESS,
+        *,
+        tells: bool = True,
+    ) -> None:
         attempt = self.calls[-1].dispatch.attempt if attempt is None else attempt
         meter = self._meters[attempt]
         given = next(c.request for c in self.calls if c.dispatch.attempt == attempt).input_tokens
@@ -163,12 +174,18 @@ class ObedientEngine:
             Ending(
                 outcome=outcome,
                 usage=usage if done else None,
-                timing=meter.timing() if meter.tokens else NO_STREAM,
+                timing=meter.timing() if meter.tokens and tells else NO_STREAM,
             ),
         )
 
     def abort(self, attempt: AttemptId) -> None:
         self.aborted.append(attempt)
+
+    def pause(self, attempt: AttemptId) -> None:
+        self.held.append((attempt, True))
+
+    def resume(self, attempt: AttemptId) -> None:
+        self.held.append((attempt, False))
 
     def poll(self) -> None:
         self.polls += 1
@@ -180,10 +197,21 @@ class ObedientEngine:
         self.closed = True
 
 
-def emulated(clock: Clock, nth: int = 0) -> EmulatedEngine:
+def emulated(clock: Clock, nth: int = 0) -> InProcessEngine:
     """Return an emulated replica without noise."""
     replica = Replica(ReplicaName(f"p-{nth}"), Incarnation(nth + 1), PROFILE, ChunkedPrefill())
-    return EmulatedEngine(replica, PoolName("p"), clock, lengths(0))
+    return InProcessEngine(EmulatedEngine(replica, PoolName("p"), clock, lengths(0)), clock)
+
+
+def ask(*, stream: bool = True, replay_output: int | None = None) -> Ask:
+    """Return what an engine is asked, beside what the plane says."""
+    return Ask(
+        route=Route.CHAT,
+        body=b"{}",
+        stream=stream,
+        usage_shown=False,
+        replay_output=None if replay_output is None else Tokens(replay_output),
+    )
 
 
 def request(

@@ -10,7 +10,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.server import REVISION
 from headrace.policy.catalog import canonical
 from headrace.report.decisions import Verified, verify_decisions
-from tests.gateway.scenes import Gateway, request
+from tests.gateway.scenes import Gateway, ask, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -28,8 +28,8 @@ async def test_a_log_goes_on_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     for _ in range(2):
         gateway, log = logged(path)
-        gateway.driver.offer(request(1))
-        gateway.driver.offer(request(2, "stranger"))
+        gateway.driver.offer(request(1), ask())
+        gateway.driver.offer(request(2, "stranger"), ask())
         gateway.driver.stop()
         log.close()
         assert log.dropped == 0
@@ -44,8 +44,8 @@ async def test_a_full_disk_costs_lines_and_nothing_else(
     real = os.write
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, content: real(file, content[:10]))
-        gateway.driver.offer(request(1))
-    gateway.driver.offer(request(2))
+        gateway.driver.offer(request(1), ask())
+    gateway.driver.offer(request(2), ask())
     gateway.driver.stop()
     log.close()
     assert log.dropped == 2

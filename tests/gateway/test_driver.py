@@ -21,9 +21,8 @@ from headrace.model.event import (
 )
 from headrace.model.ids import AttemptId
 from headrace.model.slo import Outcome
-from headrace.ports.engine import Finish
-from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens
-from tests.gateway.scenes import Gateway, ObedientEngine, assert_books_closed, reach, request
+from headrace.units import NS_PER_MS, NS_PER_S, InstantNs
+from tests.gateway.scenes import Gateway, ObedientEngine, ask, assert_books_closed, reach, request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -42,7 +41,7 @@ def kinds(gateway: Gateway) -> list[type]:
 
 async def test_a_stream_comes_in_order_and_ends_with_the_engines_usage() -> None:
     gateway, engine = obedient()
-    stream = gateway.driver.offer(request(1))
+    stream = gateway.driver.offer(request(1), ask())
     assert stream.decision is not None
     assert stream.queue_ns == 0
     assert len(engine.calls) == 1
@@ -50,13 +49,15 @@ async def test_a_stream_comes_in_order_and_ends_with_the_engines_usage() -> None
     engine.say("one two")
     engine.say(" three")
     chunk = await stream.chunk()
-    assert (chunk.text, chunk.end) == ("one two three", None)
+    assert (chunk.data, chunk.end) == (b"one two three", None)
     engine.say(" four")
     engine.end()
     chunk = await stream.chunk()
-    assert chunk.text == " four"
+    assert chunk.data == b" four"
     assert isinstance(chunk.end, Done)
-    assert (chunk.end.usage.output_tokens, chunk.end.finish) == (4, Finish.STOP)
+    (row,) = gateway.driver.recent
+    assert row.usage is not None
+    assert row.usage.output_tokens == 4
     assert kinds(gateway) == [
         ConfigChanged,
         ReplicaUp,
@@ -72,8 +73,8 @@ async def test_a_stream_comes_in_order_and_ends_with_the_engines_usage() -> None
 
 async def test_a_caller_that_leaves_the_queue_was_never_sent() -> None:
     gateway, engine = obedient()
-    first = gateway.driver.offer(request(1, tokens=20_000))
-    second = gateway.driver.offer(request(2))
+    first = gateway.driver.offer(request(1, tokens=20_000), ask())
+    second = gateway.driver.offer(request(2), ask())
     assert (first.attempt, second.attempt) == (1, None), "the window is full"
     gateway.driver.leave(second.request.id)
     assert isinstance((await second.chunk()).end, Left)
@@ -88,7 +89,7 @@ async def test_a_caller_that_leaves_the_queue_was_never_sent() -> None:
 @pytest.mark.parametrize("words", ["", "some words"], ids=["before the first byte", "mid-stream"])
 async def test_a_caller_that_leaves_later_has_its_engine_stopped(words: str) -> None:
     gateway, engine = obedient()
-    stream = gateway.driver.offer(request(1))
+    stream = gateway.driver.offer(request(1), ask())
     if words:
         engine.say(words)
     gateway.driver.leave(stream.request.id)
@@ -107,7 +108,7 @@ async def test_a_caller_that_leaves_later_has_its_engine_stopped(words: str) -> 
 @pytest.mark.parametrize("ends", ["caller", "engine", "drain"])
 async def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(ends: str) -> None:
     gateway, engine = obedient()
-    stream = gateway.driver.offer(request(1))
+    stream = gateway.driver.offer(request(1), ask())
     for when, words in ((30, "one two"), (530, "three")):
         await reach(gateway.clock, when)
         engine.say(words)
@@ -116,8 +117,7 @@ async def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(ends: str) -> 
     elif ends == "drain":
         gateway.driver.end_all()
     else:
-        engine._meters[AttemptId(1)].tokens = 0  # so it tells no timing of its own
-        engine.end(outcome=Outcome.ERROR)
+        engine.end(outcome=Outcome.ERROR, tells=False)
     (row,) = gateway.driver.recent
     assert row.timing is not None
     assert row.timing.tokens == 3
@@ -130,9 +130,9 @@ async def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(ends: str) -> 
 
 async def test_text_before_the_first_token_is_passed_on_and_counts_nothing() -> None:
     gateway, engine = obedient()
-    stream = gateway.driver.offer(request(1))
-    engine.tell.produced(AttemptId(1), " ", 0)
-    assert (await stream.chunk()).text == " "
+    stream = gateway.driver.offer(request(1), ask())
+    engine.tell.produced(AttemptId(1), b" ")
+    assert (await stream.chunk()).data == b" "
     assert FirstToken not in kinds(gateway)
     gateway.driver.leave(stream.request.id)
     (row,) = gateway.driver.recent
@@ -142,7 +142,7 @@ async def test_text_before_the_first_token_is_passed_on_and_counts_nothing() -> 
 
 async def test_an_engine_that_fails_at_once_is_heard_after_the_event_at_hand() -> None:
     gateway, engine = obedient(fails=True)
-    stream = gateway.driver.offer(request(1))
+    stream = gateway.driver.offer(request(1), ask())
     end = (await stream.chunk()).end
     assert isinstance(end, Fault)
     assert (end.face.status, end.face.code) == (502, "upstream_error")
@@ -153,9 +153,9 @@ async def test_an_engine_that_fails_at_once_is_heard_after_the_event_at_hand() -
 
 async def test_all_effects_of_an_event_come_before_the_next_event() -> None:
     gateway, engine = obedient()
-    gateway.driver.offer(request(1, tokens=20_000))
+    gateway.driver.offer(request(1, tokens=20_000), ask())
     for nth in (2, 3):
-        assert gateway.driver.offer(request(nth)).attempt is None
+        assert gateway.driver.offer(request(nth), ask()).attempt is None
     engine.fails = True
     engine.say("x")  # opens the window for both; each fails as soon as it is sent
     events = kinds(gateway)
@@ -167,7 +167,7 @@ async def test_all_effects_of_an_event_come_before_the_next_event() -> None:
 
 async def test_a_lost_replicas_streams_are_not_told_of_any_more() -> None:
     gateway, engine = obedient()
-    stream = gateway.driver.offer(request(1))
+    stream = gateway.driver.offer(request(1), ask())
     await reach(gateway.clock, 30)
     engine.say("one")
     gateway.driver._post(ReplicaDown(replica=engine.name, incarnation=engine.incarnation))
@@ -180,8 +180,8 @@ async def test_a_lost_replicas_streams_are_not_told_of_any_more() -> None:
 
 async def test_the_timer_ends_what_expires_in_the_queue_and_then_rests() -> None:
     gateway, engine = obedient()
-    gateway.driver.offer(request(1, tokens=20_000))
-    waiting = gateway.driver.offer(request(2))
+    gateway.driver.offer(request(1, tokens=20_000), ask())
+    waiting = gateway.driver.offer(request(2), ask())
     assert waiting.attempt is None
     end = (await waiting.chunk()).end
     assert isinstance(end, Fault)
@@ -199,7 +199,7 @@ async def test_the_timer_ends_what_expires_in_the_queue_and_then_rests() -> None
 
 async def test_progress_is_told_at_multiples_of_100_ms_while_streams_move() -> None:
     gateway, engine = obedient()
-    gateway.driver.offer(request(1))
+    gateway.driver.offer(request(1), ask())
     await reach(gateway.clock, 30)
     engine.say("a")
     await reach(gateway.clock, 130)
@@ -229,13 +229,13 @@ async def test_reports_are_asked_for_every_poll_period() -> None:
 
 async def test_stopping_ends_whoever_is_live_and_refuses_newcomers() -> None:
     gateway, engine = obedient()
-    streaming = gateway.driver.offer(request(1, tokens=20_000))
-    queued = gateway.driver.offer(request(2))
+    streaming = gateway.driver.offer(request(1, tokens=20_000), ask())
+    queued = gateway.driver.offer(request(2), ask())
     engine.say("x")
-    assert (await streaming.chunk()).text == "x"
+    assert (await streaming.chunk()).data == b"x"
     gateway.driver.stop()
     assert_books_closed(gateway.driver.plane)
-    for stream in (streaming, queued, gateway.driver.offer(request(3))):
+    for stream in (streaming, queued, gateway.driver.offer(request(3), ask())):
         end = (await stream.chunk()).end
         assert isinstance(end, Fault)
         assert (end.face.status, end.detail.reason) == (503, "shutting_down")
@@ -244,9 +244,9 @@ async def test_stopping_ends_whoever_is_live_and_refuses_newcomers() -> None:
 
 async def test_draining_lets_the_running_go_on() -> None:
     gateway, engine = obedient()
-    running = gateway.driver.offer(request(1))
+    running = gateway.driver.offer(request(1), ask())
     gateway.driver.refuse_newcomers()
-    assert isinstance((await gateway.driver.offer(request(2)).chunk()).end, Fault)
+    assert isinstance((await gateway.driver.offer(request(2), ask()).chunk()).end, Fault)
     engine.say("x")
     engine.end()
     assert isinstance((await running.chunk()).end, Done)
@@ -260,7 +260,7 @@ async def test_a_broken_plane_is_never_asked_again(
     stopped: list[bool] = []
     driver = gateway.driver
     driver._on_broken = lambda: stopped.append(True)
-    running = driver.offer(request(1))
+    running = driver.offer(request(1), ask())
     events = len(gateway.pages.records())
 
     def impossible(*_: object, **__: object) -> None:
@@ -268,12 +268,12 @@ async def test_a_broken_plane_is_never_asked_again(
 
     monkeypatch.setattr(driver, "_handle", impossible)
     with caplog.at_level(logging.CRITICAL):
-        newcomer = driver.offer(request(2))
+        newcomer = driver.offer(request(2), ask())
     assert f"journal index {events}" in caplog.text
     assert "a state that cannot be" in caplog.text
     assert stopped == [True]
     assert isinstance(driver.broken, AssertionError)
-    for stream in (running, newcomer, driver.offer(request(3))):
+    for stream in (running, newcomer, driver.offer(request(3), ask())):
         end = (await stream.chunk()).end
         assert isinstance(end, Fault)
         assert (end.face.status, end.face.code) == (500, "internal_error")
@@ -289,24 +289,24 @@ async def test_a_broken_plane_is_never_asked_again(
 
 async def test_a_refusal_says_what_the_callers_limit_was() -> None:
     gateway, engine = obedient()
-    gateway.driver.offer(request(1, "slow"))
+    gateway.driver.offer(request(1, "slow"), ask())
     engine.say("x")
     engine.end()
-    end = (await gateway.driver.offer(request(2, "slow")).chunk()).end
+    end = (await gateway.driver.offer(request(2, "slow"), ask()).chunk()).end
     assert isinstance(end, Fault)
     detail = end.detail
     assert (detail.reason, detail.retryable, detail.policy_revision) == ("request_rate", True, 1)
     assert (detail.measured, detail.threshold, detail.margin) == (1, 0, -1)
     assert end.retry_after_ns == 60 * NS_PER_S
     await reach(gateway.clock, 60_000 + 1)
-    assert not gateway.driver.offer(request(3, "slow")).ended
+    assert not gateway.driver.offer(request(3, "slow"), ask()).ended
     gateway.finish()
 
 
 async def test_a_true_length_reaches_the_engine_and_not_the_journal() -> None:
     gateway, engine = obedient()
-    gateway.driver.offer(request(1), replay_output=Tokens(7_654_321))
-    assert engine.calls[0].replay_output == 7_654_321
+    gateway.driver.offer(request(1), ask(replay_output=7_654_321))
+    assert engine.calls[0].ask.replay_output == 7_654_321
     assert b"7654321" not in repr(gateway.pages.records()).encode()
     gateway.finish()
 
@@ -314,9 +314,9 @@ async def test_a_true_length_reaches_the_engine_and_not_the_journal() -> None:
 async def test_time_never_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, _ = obedient()
     await reach(gateway.clock, 50)
-    gateway.driver.offer(request(1))
+    gateway.driver.offer(request(1), ask())
     monkeypatch.setattr(gateway.clock, "now", lambda: InstantNs(0))
-    gateway.driver.offer(request(2))
+    gateway.driver.offer(request(2), ask())
     assert gateway.pages.records()[-1][0] == 50 * NS_PER_MS
     gateway.finish()
 
@@ -324,6 +324,6 @@ async def test_time_never_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_time_is_the_clocks() -> None:
     gateway, _ = obedient()
     await reach(gateway.clock, 12.5)
-    gateway.driver.offer(request(1))
+    gateway.driver.offer(request(1), ask())
     assert gateway.pages.records()[-1][0] == 12.5 * NS_PER_MS
     gateway.finish()

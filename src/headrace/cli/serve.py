@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,7 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.server import Gateway, listen
 from headrace.gateway.steward import Reread
+from headrace.model.deployment import PoolSpec
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _DEMO = "demo"
@@ -37,6 +38,16 @@ ProfileName = Annotated[
     str | None, Parameter(help=f"Their hardware profile, by name or file [default: {_PROFILE}].")
 ]
 Model = Annotated[str | None, Parameter(help=f"Name of their model [default: {_MODEL}].")]
+Upstreams = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--upstream",
+        help="Address of a real engine, http://host:port; repeat for more. Replaces the emulated"
+        " fleet; --profile then says how fast they are.",
+        negative=(),
+    ),
+]
+KeyEnv = Annotated[str | None, Parameter(help="Environment variable that holds the engines' key.")]
 Host = Annotated[str | None, Parameter(help="Address to listen at.")]
 Port = Annotated[int | None, Parameter(help="TCP port; 0 takes a free one.")]
 JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to a folder.")]
@@ -51,6 +62,8 @@ def serve(  # noqa: PLR0913 - a command's options
     replicas: Replicas = None,
     profile: ProfileName = None,
     model: Model = None,
+    upstream: Upstreams = None,
+    upstream_key_env: KeyEnv = None,
     journal: JournalDir = None,
     decisions: Decisions = None,
     sets: Sets = (),
@@ -67,10 +80,23 @@ def serve(  # noqa: PLR0913 - a command's options
         "decision_log": decisions,
     }
     given = flags(sets) | {name: str(value) for name, value in told.items() if value is not None}
-    fleet = {"--replicas": replicas, "--profile": profile, "--model": model}
+    fleet = {
+        "--replicas": replicas,
+        "--profile": profile,
+        "--model": model,
+        "--upstream": upstream,
+        "--upstream-key-env": upstream_key_env,
+    }
     if config is None:
         assert key is not None
-        found = demo_settings(key, given, replicas=replicas, profile=profile, model=model)
+        found = demo_settings(
+            key,
+            given,
+            replicas=replicas,
+            profile=profile,
+            model=model,
+            upstreams=[{"url": url, "key_env": upstream_key_env} for url in upstream or ()],
+        )
     else:
         _refuse(flag for flag, value in fleet.items() if value is not None)
         found = resolve(config, os.environ, given)
@@ -98,8 +124,12 @@ def demo_settings(
     replicas: int | None = None,
     profile: str | None = None,
     model: str | None = None,
+    upstreams: Sequence[Mapping[str, str | None]] = (),
 ) -> Resolved:
-    """Return the settings of an emulated fleet that one key may use, under environment and flags."""
+    """Return the settings of a fleet that one key may use, under environment and flags.
+
+    `upstreams` are its engines; without any it is emulated.
+    """
     name = _MODEL if model is None else model
     pool = {
         "name": _DEMO,
@@ -113,6 +143,10 @@ def demo_settings(
             "pools": [pool],
             "tenants": [{"name": _DEMO}],
         },
+        "upstreams": [
+            {name: value for name, value in spec.items() if value is not None} | {"pool": _DEMO}
+            for spec in upstreams
+        ],
         "keys": [{"name": _DEMO, "tenant": _DEMO, "hash": key_hash(key)}],
     }
     text = msgspec.json.format(msgspec.json.encode(written)).decode()
@@ -153,21 +187,26 @@ def _show_audit() -> None:
     log.addHandler(shown)
 
 
-def _place(sock: socket.socket) -> str:
+def _place(sock: socket.socket, scheme: str = "http") -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _described(pool: PoolSpec, settings: Settings) -> str:
+    """Say what a pool consists of."""
+    real = sum(spec.pool == pool.name for spec in settings.upstreams)
+    if real:
+        return f"{real} engines at their addresses for {pool.model}"
+    return f"{pool.replicas} emulated {pool.profile.name} for {pool.model}"
 
 
 def _greet(
     settings: Settings, sock: socket.socket, admin_sock: socket.socket | None, key: str | None
 ) -> None:
     """Say where it listens and how to ask."""
-    place = _place(sock)
+    place = _place(sock, "http" if settings.server.tls is None else "https")
     deployment = settings.deployment
-    fleet = ", ".join(
-        f"{pool.replicas} emulated {pool.profile.name} for {pool.model}"
-        for pool in deployment.pools
-    )
+    fleet = ", ".join(_described(pool, settings) for pool in deployment.pools)
     print(f"headrace: serving {place}/v1 ({fleet}); Ctrl-C stops")
     if admin_sock is not None:
         print(f"headrace: admin at {_place(admin_sock)}; headrace top --url {_place(admin_sock)}")

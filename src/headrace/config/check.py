@@ -63,6 +63,7 @@ def _unique(settings: Settings) -> Iterator[Problem]:
         ("class", f"{at}.classes", [one.name for one in plane.classes]),
         ("tenant", f"{at}.tenants", [one.name for one in plane.tenants]),
         ("SLO", f"{at}.slos", [one.name for one in plane.slos]),
+        ("upstream", "$.upstreams", [one.name or "" for one in settings.upstreams if one.name]),
         ("key", "$.keys", [one.name for one in settings.keys]),
         ("admin key", "$.admin.keys", [one.name for one in _admin_keys(settings)]),
     ):
@@ -111,6 +112,9 @@ def _references(settings: Settings) -> Iterator[Problem]:
             yield from _unknown(f"{at}.models[{j}]", "model", name, models)
         for j, name in enumerate(tenant.classes):
             yield from _unknown(f"{at}.classes[{j}]", "class", name, classes)
+    pools = {one.name: None for one in plane.pools}
+    for i, upstream in enumerate(settings.upstreams):
+        yield from _unknown(f"$.upstreams[{i}].pool", "pool", upstream.pool, pools)
 
 
 def _objectives(settings: Settings) -> Iterator[Problem]:

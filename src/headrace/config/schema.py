@@ -4,11 +4,13 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
+from math import ceil
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from headrace.model.deployment import Name
+from headrace.model.engine import Usage
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
@@ -28,6 +30,15 @@ class KeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """SHA-256 of a key that `headrace key new` made: 256 random bits need no slow hash."""
 
 
+class TlsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With which certificate callers are spoken to."""
+
+    cert_file: Path
+    """The certificate and those that vouch for it, as PEM."""
+    key_file: Path
+    """Its private key, as PEM, without a password."""
+
+
 class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where and how much the gateway listens."""
 
@@ -35,6 +46,8 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address. 127.0.0.1: nothing is open to the network unless asked for."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_000
     """TCP port; 0 takes a free one. 8000: what vLLM listens on, so callers change nothing."""
+    tls: TlsSpec | None = None
+    """Certificate of the traffic listener; none: plain HTTP, as behind a proxy that has one."""
     body_limit_bytes: Annotated[int, Meta(ge=1_024, le=256 * MIB)] = 8 * MIB
     """Longest request body, in bytes. 8 MiB: a million tokens of four letters, with room for JSON."""
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
@@ -44,6 +57,9 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
     """Seconds a caller may take to send a request's head, and again its body and each MiB of
     it; beyond, 408. 10: slow links pass, idlers do not."""
+    write_stall_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    """Seconds in which a slow caller must take most of the 64 KiB that wait for it; beyond, it
+    counts as gone. 60: a phone in a tunnel comes back, a stuck process does not."""
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """Seconds that running streams get to finish at shutdown. 30: Kubernetes' grace period."""
     trusted_replay: bool = False
@@ -77,6 +93,52 @@ class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     added up as `other`. 200: some ten thousand series, a tenth of a second to read."""
     audit_log: Path | None = None
     """File that gets one JSON line for each change; none: the log `headrace.audit` alone."""
+
+
+_Usd = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a hosted engine charges, in US dollars for a million tokens."""
+
+    input: _Usd
+    output: _Usd
+    cached: _Usd | None = None
+    """Of input tokens found in its cache. None: as any others."""
+
+    def micro_usd(self, usage: Usage) -> int:
+        """Return what an answer costs, rounded up: dollars a million are micro-dollars each."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = usage.input_tokens - usage.cached_tokens
+        return ceil(
+            fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output
+        )
+
+
+class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
+
+    url: Annotated[str, Meta(min_length=8, max_length=2_048, pattern=r"^https?://[^\s@?#]+$")]
+    """Where it listens: `http://host:port`, with or without `/v1`. No key in it."""
+    pool: Name
+    """The pool it belongs to."""
+    name: Name | None = None
+    """The replica's name. None: the pool's with a number."""
+    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """What the engine calls the model. None: as the deployment does."""
+    key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
+    """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
+    and are never passed on."""
+    price: PriceSpec | None = None
+    """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
+    ca_file: Path | None = None
+    """Certificates to trust, as PEM, instead of the system's."""
+    connections: Annotated[int, Meta(ge=1, le=65_536)] = 1_024
+    """Most connections at once. 1,024: more than any one replica runs."""
+    first_byte_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+    """Seconds until the first token, or a whole answer. 120: the longest prompts take a minute."""
+    gap_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    """Seconds between two tokens. 60: an engine that is silent for longer is stuck."""
 
 
 class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +181,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: Annotated[tuple[KeySpec, ...], Meta(max_length=1_000_000)] = ()
     """API keys. None: requests are not authenticated and belong to the first tenant."""
     server: ServerSpec = ServerSpec()
+    upstreams: Annotated[tuple[UpstreamSpec, ...], Meta(max_length=10_000)] = ()
+    """Real engines. None: every pool is emulated in process."""
     admin: AdminSpec | None = None
     """The admin listener. None: nothing listens, and nothing is measured for it."""
     emulator: EmulatorSpec = EmulatorSpec()

@@ -6,16 +6,19 @@ A plain ASGI callable.
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway import health, prompt
+from headrace.gateway import health
+from headrace.gateway.asked import Asked, InvalidError, read
 from headrace.gateway.auth import KeyRing
-from headrace.gateway.completion import Writer
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
+from headrace.gateway.failures import Failures
 from headrace.gateway.http import (
     HEAD_BYTES_MAX,
     CallerGoneError,
@@ -34,10 +37,12 @@ from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
-from headrace.units import NS_PER_MS, DurationNs, Tokens
+from headrace.ports.engine import Ask, Route
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+_TPOT = (b"x-llm-d-slo-tpot-ms", b"x-slo-tpot-ms")
 _UNTRUSTED = {
     b"x-llm-d-inference-fairness-id": "fairness",
     b"x-gateway-inference-fairness-id": "fairness",
@@ -98,6 +103,7 @@ class App:
         self._below = below
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
+        self._failures = Failures(clock)
         self._reading = _Slots(self._limits.concurrency)
         self._open = _Slots(self._limits.concurrency)
         self.refusals: Counter[str] = Counter()
@@ -105,7 +111,7 @@ class App:
         self.ignored: Counter[str] = Counter()
         """Headers that asked for what the key does not grant: `fairness`, `objective`, `rewrite`."""
         self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
-            "/v1/chat/completions": (("POST",), self._chat),
+            **{route: (("POST",), partial(self._generate, route)) for route in Route},
             "/v1/models": (("GET", "HEAD"), self._list),
             **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
             **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
@@ -166,8 +172,9 @@ class App:
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
 
-    async def _chat(self, exchange: Exchange) -> None:
-        """Answer a chat request."""
+    async def _generate(self, route: Route, exchange: Exchange) -> None:
+        """Answer a request that an engine is needed for."""
+        exchange.route = route
         tenant = self._tenant(exchange)
         with self._reading:
             content = await read_body(
@@ -177,65 +184,87 @@ class App:
                 self._limits.header_timeout_s,
             )
         with self._open:
-            await self._answer(exchange, tenant, _decoded(content))
+            await self._answer(exchange, tenant, _read(route, content), content)
 
-    async def _answer(self, exchange: Exchange, tenant: TenantId, chat: prompt.Chat) -> None:
-        request, replay_output = self._request(exchange, tenant, chat)
-        stream = self._driver.offer(request, replay_output)
+    async def _answer(
+        self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
+    ) -> None:
+        request, ask = self._request(exchange, tenant, asked, content)
+        stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         exchange.headers += rate_headers(self._driver.plane, tenant)
-        writer = Writer(
-            f"chatcmpl-{secrets.token_hex(12)}",
-            self._clock.wall(),
-            chat.model,
-            usage=chat.wants_usage,
-        )
         try:
             with watching(exchange.receive, lambda: self._driver.leave(request.id)):
-                if chat.stream:
-                    await exchange.stream(stream, writer)
+                if asked.stream and self._is_early(request):
+                    await exchange.early(stream)
+                elif asked.stream:
+                    await exchange.stream(stream)
                 else:
-                    await exchange.whole(stream, writer)
+                    await exchange.whole(stream)
         finally:
             self._driver.leave(request.id)
 
+    def _is_early(self, request: Request) -> bool:
+        """Return whether the request's class has its streams begin before admission (ADM-5)."""
+        settings = self._driver.plane.settings
+        spec = settings.classes.get(
+            settings.class_of(request.slo_class, settings.tenants.get(request.tenant))
+        )
+        return spec is not None and spec.early_200
+
     def _tenant(self, exchange: Exchange) -> TenantId:
-        tenant = self._keys.tenant(exchange.header(b"authorization"))
-        if tenant is None:
-            raise RefusedError(unknown_key())
-        return tenant
+        """Return whose key it is; a right key is heard whatever others at its address show."""
+        tenant = self._keys.tenant(exchange.header(b"authorization"), exchange.header(b"x-api-key"))
+        if tenant is not None:
+            return tenant
+        client = exchange.scope.get("client")
+        address = client[0] if client else ""
+        wait_s = self._failures.wait_s(address)
+        if wait_s is not None:
+            wait = DurationNs(wait_s * NS_PER_S)
+            raise RefusedError(replace(edge(Edge.WRONG_KEYS), retry_after_ns=wait))
+        self._failures.note(address)
+        raise RefusedError(unknown_key())
 
     def _request(
-        self, exchange: Exchange, tenant: TenantId, chat: prompt.Chat
-    ) -> tuple[Request, Tokens | None]:
+        self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
+    ) -> tuple[Request, Ask]:
         """Return the request as the plane may know it, and what only the engine may."""
-        text = prompt.canonical(chat)
-        tokens, margin = prompt.estimate(text)
-        prefix = identities(self._secret, f"{chat.model}\0{chat.cache_salt or ''}".encode(), text)
-        replay_output = None
+        tokens, margin = asked.input_tokens, asked.input_margin
+        scope = f"{asked.model}\0{asked.cache_salt}".encode()
+        prefix = identities(self._secret, scope, asked.prompt)
+        replay_input = replay_output = None
         if self._limits.trusted_replay:
-            told = _number(exchange, _REPLAY_INPUT)
-            if told is not None:
-                tokens, margin = Tokens(told), Tokens(0)
-                prefix = prefix[: told // CHUNK_TOKENS]
-            told = _number(exchange, _REPLAY_OUTPUT)
-            replay_output = None if told is None else Tokens(told)
-        ttft_ms = _number(exchange, *_TTFT)
+            replay_input = _number(exchange, _REPLAY_INPUT)
+            replay_output = _number(exchange, _REPLAY_OUTPUT)
+            if replay_input is not None:
+                tokens, margin = Tokens(replay_input), Tokens(0)
+                prefix = prefix[: replay_input // CHUNK_TOKENS]
+        ttft_ms, tpot_ms = _number(exchange, *_TTFT), _number(exchange, *_TPOT)
         request = Request(
             id=self._driver.mint(),
             tenant=tenant,
-            model=ModelName(chat.model),
+            model=ModelName(asked.model),
             input_tokens=tokens,
             input_margin=margin,
-            max_output=chat.output_cap,
+            max_output=asked.output_cap,
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
-            stream=bool(chat.stream),
-            fan_out=chat.n or 1,
+            stream=asked.stream,
+            fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
+            gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
         )
-        return request, replay_output
+        ask = Ask(
+            route=asked.route,
+            body=content,
+            stream=asked.stream,
+            usage_shown=asked.usage_shown,
+            replay_input=None if replay_input is None else Tokens(replay_input),
+            replay_output=None if replay_output is None else Tokens(replay_output),
+        )
+        return request, ask
 
     def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
@@ -258,17 +287,12 @@ def _invalid(message: str, param: str | None) -> RefusedError:
     return RefusedError(edge(Edge.MALFORMED, message, param))
 
 
-def _decoded(content: bytes) -> prompt.Chat:
-    """Return the body, or blame the field that is wrong; values are not repeated."""
+def _read(route: Route, content: bytes) -> Asked:
+    """Return what a body asks for, or blame the field that is wrong."""
     try:
-        return prompt.decode(content)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        raise _invalid(message, place.rstrip("`") or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _invalid("The body is not JSON.", None) from None
-    except RecursionError:
-        raise _invalid("The body is nested too deeply.", None) from None
+        return read(route, content)
+    except InvalidError as error:
+        raise _invalid(error.message, error.param) from None
 
 
 def _number(exchange: Exchange, *names: bytes) -> int | None:

@@ -27,16 +27,20 @@ class KeyRing:
         """Know other keys from here on; whether one is asked for at all does not change."""
         self._keys = _indexed(keys)
 
-    def tenant(self, authorization: bytes | None) -> TenantId | None:
-        """Return the tenant of an `Authorization: Bearer KEY`, or None.
+    def tenant(self, authorization: bytes | None, api_key: bytes | None = None) -> TenantId | None:
+        """Return the tenant of an `Authorization: Bearer KEY`, or of an `x-api-key`, or None.
 
         The head of a hash finds it; the whole is compared in constant time.
         """
         if self._anonymous is not None:
             return self._anonymous
-        if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
+        if authorization is not None:
+            if authorization[: len(_SCHEME)].lower() != _SCHEME:
+                return None
+            api_key = authorization[len(_SCHEME) :].strip()
+        if not api_key:
             return None
-        digest = sha256(authorization[len(_SCHEME) :].strip()).digest()
+        digest = sha256(api_key).digest()
         for known, tenant in self._keys.get(digest[:_HEAD], ()):
             if hmac.compare_digest(known, digest):
                 return tenant

@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
-from headrace.gateway.http import HEAD_BYTES_MAX, Receive, Scope, Send
+from headrace.gateway.http import CUT, HEAD_BYTES_MAX, Receive, Scope, Send
 
 _PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
@@ -29,6 +29,8 @@ class Connection(HttpToolsProtocol):
 
     patience_s = 10.0
     """Seconds that a head may take, and what is left of a body after its answer."""
+    stall_s = 60.0
+    """Seconds in which what waits for a slow caller must shrink from full to nearly empty."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """Wrap the application, so that nothing is written once the connection closes."""
@@ -39,6 +41,7 @@ class Connection(HttpToolsProtocol):
         self._heads = 0
         self._head_bytes = 0  # since the read in which it began
         self._alarm: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
@@ -48,6 +51,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, the running and the waiting."""
         self._rest()
+        self._unstall()
         self._abandon()
         super().connection_lost(exc)
 
@@ -64,9 +68,21 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._end(Edge.HEAD_TOO_LARGE)
 
+    def pause_writing(self) -> None:
+        """Give a caller that does not read some time."""
+        super().pause_writing()
+        self._unstall()
+        self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._unstall()
+        super().resume_writing()
+
     def on_message_begin(self) -> None:
         """Begin a head."""
         super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"close": self.transport.close}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
@@ -110,6 +126,11 @@ class Connection(HttpToolsProtocol):
     def _answering(self) -> bool:
         return any(not cycle.response_complete for cycle in self._cycles)
 
+    def _unstall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
     def _wait(self) -> None:
         self._rest()
         self._alarm = self.loop.call_later(self.patience_s, self._waited)
@@ -147,6 +168,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def patient(patience_s: float) -> type[Connection]:
+def patient(patience_s: float, stall_s: float = Connection.stall_s) -> type[Connection]:
     """Return connections that wait so long."""
-    return type("PatientConnection", (Connection,), {"patience_s": patience_s})
+    bounds = {"patience_s": patience_s, "stall_s": stall_s}
+    return type("PatientConnection", (Connection,), bounds)

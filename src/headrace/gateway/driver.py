@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from headrace.gateway.errors import Edge, edge, failed, refused
-from headrace.gateway.stream import Done, End, Left, Stream
+from headrace.gateway.stream import Cut, Done, End, Left, Stream
 from headrace.model.effect import (
     Cancel,
     Concluded,
@@ -22,7 +22,7 @@ from headrace.model.effect import (
     Fail,
     Refuse,
 )
-from headrace.model.engine import Snapshot, Usage
+from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
     ConfigChanged,
@@ -30,6 +30,7 @@ from headrace.model.event import (
     Event,
     FirstToken,
     ProgressTick,
+    ReplicaDown,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -44,9 +45,9 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import SEGMENT_BYTES, Recorder
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock, Timer
-from headrace.ports.engine import Call, Ending, EngineClient
+from headrace.ports.engine import Ask, Call, Ending, EngineClient
 from headrace.ports.journal import Journal
-from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens, ms
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, later, ms
 
 TICK_NS = DurationNs(100 * NS_PER_MS)
 """Progress of all streams is told at multiples of this, live and simulated alike."""
@@ -61,7 +62,11 @@ class Flight(Struct):
     stream: Stream
     engine: EngineClient
     meter: Meter
-    """What was seen of it here, where it may be late: for ends of which no engine tells."""
+    """What the engine noted: for ends of which no engine tells."""
+    guess: Timer | None = None
+    """When its first token is taken to come, where the engine tells of none before the whole."""
+    told: int = 0
+    """Tokens of it that the plane was, or at the next tick will be, told of."""
 
 
 class Driver:
@@ -143,12 +148,9 @@ class Driver:
         self._requests += 1
         return RequestId(self._requests)
 
-    def offer(self, request: Request, replay_output: Tokens | None = None) -> Stream:
-        """Ask for an answer; a refusal is the stream's end.
-
-        `replay_output`: the true length a trusted replay tells, for the engine alone.
-        """
-        stream = Stream(request, self._now(), replay_output, revision=self._revision)
+    def offer(self, request: Request, ask: Ask) -> Stream:
+        """Ask for an answer; a refusal is the stream's end. What `ask` holds only the engine sees."""
+        stream = Stream(request, ask, self._now(), revision=self._revision)
         if self._closed is not None:
             stream.finish(self._closed)
             return stream
@@ -165,21 +167,43 @@ class Driver:
 
     # What engines tell ------------------------------------------------------------------------
 
-    def produced(self, attempt: AttemptId, text: str, tokens: int) -> None:
-        """Pass tokens on; the first ones are told to the plane, the rest counted for the tick."""
+    def up(self, engine: EngineClient) -> None:
+        """Tell of a replica that is ready."""
+        if self.broken is None:
+            self._post(
+                ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
+            )
+
+    def down(self, engine: EngineClient) -> None:
+        """Tell of a replica that is gone; the plane fails what it had."""
+        if self.broken is None:
+            lost = tuple(
+                (attempt, flight.meter.timing())
+                for attempt, flight in self._flights.items()
+                if flight.engine is engine
+            )
+            self._post(
+                ReplicaDown(replica=engine.name, incarnation=engine.incarnation, timings=lost)
+            )
+
+    def produced(self, attempt: AttemptId, data: bytes) -> None:
+        """Pass an answer on; its first token is told to the plane, the rest counted for the tick."""
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        if tokens:
-            self._count(attempt, flight.meter, tokens)
-        flight.stream.push(text)
+        if flight.meter.tokens != flight.told:
+            self._count(attempt, flight)
+        flight.stream.push(data)
 
     def ended(self, attempt: AttemptId, ending: Ending) -> None:
         """An attempt is over; success completes the answer, the plane says what an error does."""
-        flight = self._flights.pop(attempt, None)
+        flight = self._forget(attempt)
         if flight is None or self.broken is not None:
             return
-        self._moved.pop(attempt, None)
+        if ending.refusal is not None:
+            flight.stream.finish(ending.refusal)
+        elif not ending.whole:
+            flight.stream.finish(Cut())
         self._post(
             Ended(
                 attempt=attempt,
@@ -189,12 +213,7 @@ class Driver:
             )
         )
         if ending.outcome is Outcome.SUCCESS:
-            usage = ending.usage or Usage(
-                input_tokens=flight.stream.request.input_tokens,
-                cached_tokens=Tokens(0),
-                output_tokens=Tokens(flight.meter.tokens),
-            )
-            flight.stream.finish(Done(usage=usage, finish=ending.finish))
+            flight.stream.finish(Done())
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
@@ -210,9 +229,6 @@ class Driver:
         self._post(ConfigChanged(revision=revision, config=canonical(config)))
         for engine in self._engines.values():
             engine.connect(self)
-            self._post(
-                ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
-            )
         self._poll()
         self._arm()
 
@@ -284,8 +300,7 @@ class Driver:
                 stream = self._streams[effect.request]
                 stream.finish(failed(effect.decision, effect.reason, stream.revision))
             case Cancel():
-                self._moved.pop(effect.attempt, None)
-                flight = self._flights.pop(effect.attempt, None)
+                flight = self._forget(effect.attempt)
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
@@ -300,16 +315,37 @@ class Driver:
         stream = self._streams[effect.request]
         stream.sent(effect.decision, effect.attempt, self._last)
         meter = Meter(bound_ns=effect.gap_ns)
-        self._flights[effect.attempt] = Flight(stream=stream, engine=engine, meter=meter)
-        call = Call(dispatch=effect, request=stream.request, replay_output=stream.replay_output)
-        engine.submit(call)
+        attempt = effect.attempt
+        flight = self._flights[attempt] = Flight(stream=stream, engine=engine, meter=meter)
+        if not (stream.ask.stream or engine.tells_first):
+            due = later(self._last, effect.first_ns)
+            flight.guess = self._clock.call_at(due, lambda: self._guess(attempt))
+        stream.on_held = lambda held: self._hold(attempt, held=held)
+        engine.submit(Call(dispatch=effect, request=stream.request, ask=stream.ask, meter=meter))
 
-    def _count(self, attempt: AttemptId, meter: Meter, tokens: int) -> None:
-        first, now = not meter.tokens, self._now()
-        meter.note(now, tokens)
-        self._moved[attempt] = meter.tokens
+    def _guess(self, attempt: AttemptId) -> None:
+        """Take the first token of an unstreamed answer for made, so that the next may be sent."""
+        flight = self._flights.get(attempt)
+        if flight is not None and not flight.told and self.broken is None:
+            flight.guess = None
+            flight.told = 1
+            self._post(FirstToken(attempt))
+
+    def _hold(self, attempt: AttemptId, *, held: bool) -> None:
+        """Hold an engine back whose caller is slow, or let it go on."""
+        flight = self._flights.get(attempt)
+        if flight is None:
+            return
+        if held:
+            flight.engine.pause(attempt)
+        else:
+            flight.engine.resume(attempt)
+
+    def _count(self, attempt: AttemptId, flight: Flight) -> None:
+        first = not flight.told
+        flight.told = self._moved[attempt] = flight.meter.tokens
         if self._tick_at is None:
-            self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS)
+            self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
         if first:
             self._post(FirstToken(attempt))
 
@@ -321,12 +357,19 @@ class Driver:
     def _conclude(self, row: Concluded) -> None:
         stream = self._streams.pop(row.request)
         if stream.attempt is not None:
-            self._flights.pop(stream.attempt, None)
-            self._moved.pop(stream.attempt, None)
+            self._forget(stream.attempt)
         self.recent.append(row)
         if self._concluded is not None:
             self._concluded(row)
         self.outcomes[row.outcome or row.reason or "left"] += 1
+
+    def _forget(self, attempt: AttemptId) -> Flight | None:
+        """Know an attempt no more."""
+        self._moved.pop(attempt, None)
+        flight = self._flights.pop(attempt, None)
+        if flight is not None and flight.guess is not None:
+            flight.guess.cancel()
+        return flight
 
     def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""

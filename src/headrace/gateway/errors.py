@@ -42,7 +42,9 @@ class Edge(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     MALFORMED = "malformed"
     OPEN_REQUESTS = "open_requests"
+    WRONG_KEYS = "wrong_keys"
     SHUTTING_DOWN = "shutting_down"
+    UPSTREAM = "upstream"
     INTERNAL = "internal"
 
 
@@ -203,6 +205,9 @@ EDGES: dict[Edge, Face] = {
         retryable=True,
         dropped="rejected-saturated",
     ),
+    Edge.WRONG_KEYS: Face(
+        429, _LIMIT, "slow_down", "Too many wrong keys from this address.", retryable=True
+    ),
     Edge.SHUTTING_DOWN: Face(
         503,
         _OURS,
@@ -210,6 +215,9 @@ EDGES: dict[Edge, Face] = {
         "The gateway is shutting down.",
         retryable=True,
         dropped="rejected-shutting-down",
+    ),
+    Edge.UPSTREAM: Face(
+        502, _SERVER, "upstream_error", "The engine failed within its answer.", retryable=True
     ),
     Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
 }

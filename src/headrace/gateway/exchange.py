@@ -4,15 +4,28 @@ Nothing is sent before admission is settled; the head of a stream goes out with 
 that whatever fails before still has a status of its own (ADM-5).
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable
 
-from headrace.gateway.completion import Writer, broken
-from headrace.gateway.errors import Fault, Headers, body, headers
-from headrace.gateway.http import Receive, Scope, Send, answer, begin_events, header, send_events
-from headrace.gateway.stream import Done, Left, Stream
+from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
+from headrace.gateway.http import (
+    Receive,
+    Scope,
+    Send,
+    answer,
+    begin_events,
+    cut,
+    header,
+    send_events,
+)
+from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
+from headrace.ports.engine import Refusal, Route
 from headrace.units import to_ms
 
+KEEP_ALIVE_S = 10.0
+"""Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
+COMMENT = b": keep-alive\n\n"
 _ID_MAX = 128
 _PRINTABLE = range(0x21, 0x7F)
 
@@ -27,6 +40,8 @@ class Exchange:
         self._below = below
         self.scope, self.receive, self.send = scope, receive, send
         self.headers: Headers = [(b"x-request-id", _request_id(scope))]
+        self.route: Route | None = None
+        """In whose words errors are told."""
         self.refused: Fault | None = None
         """What it was refused with, if it was."""
 
@@ -42,58 +57,84 @@ class Exchange:
         """Answer with an error."""
         self.refused = fault
         fields = [*self.headers, *headers(fault, self._below), *more]
-        await answer(self.send, fault.face.status, fields, body(fault))
+        await answer(self.send, fault.face.status, fields, body(fault, self.route))
 
-    async def whole(self, stream: Stream, writer: Writer) -> None:
+    async def whole(self, stream: Stream) -> None:
         """Answer in one piece."""
-        texts: list[str] = []
-        while True:
+        pieces: list[bytes] = []
+        end: End | None = None
+        while end is None:
             chunk = await stream.chunk()
-            texts.append(chunk.text)
-            match chunk.end:
-                case Done() as done:
-                    content = writer.whole("".join(texts), done)
-                    await answer(self.send, 200, self._settled(stream), content)
-                    return
-                case Fault() as fault:
-                    await self.refuse(fault)
-                    return
-                case Left():
-                    return
-                case None:
-                    pass
+            pieces.append(chunk.data)
+            end = chunk.end
+        if isinstance(end, Done):
+            await answer(self.send, 200, self._settled(stream), b"".join(pieces))
+        else:
+            await self._fail(stream, end)
 
-    async def stream(self, stream: Stream, writer: Writer) -> None:
+    async def early(self, stream: Stream) -> None:
+        """Answer in events that begin before anything is known of the answer."""
+        await begin_events(self.send, self.headers)
+        first = asyncio.ensure_future(stream.chunk())
+        try:
+            while not (await asyncio.wait({first}, timeout=KEEP_ALIVE_S))[0]:
+                await send_events(self.send, COMMENT, more=True)
+        finally:
+            first.cancel()
+        await self._go_on(stream, first.result())
+
+    async def stream(self, stream: Stream) -> None:
         """Answer in events."""
-        begun = False
-        while True:
+        chunk = await stream.chunk()
+        if chunk.end is not None and not isinstance(chunk.end, Done):
+            await self._fail(stream, chunk.end)  # whatever was made, nothing was sent
+            return
+        await begin_events(self.send, self._settled(stream))
+        await self._go_on(stream, chunk)
+
+    async def _go_on(self, stream: Stream, chunk: Chunk) -> None:
+        """Send what comes, until the end."""
+        while chunk.end is None:
+            await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()
-            events = writer.delta(chunk.text) if chunk.text else b""
-            match chunk.end:
-                case Done() as done:
-                    events += writer.end(done)
-                case Fault() as fault:
-                    if not begun:  # whatever was made, nothing was sent
-                        await self.refuse(fault)
-                        return
-                    events += broken(fault)
-                case Left():
-                    return
-                case None:
-                    pass
-            if not begun:
-                await begin_events(self.send, self._settled(stream))
-                begun = True
-            await send_events(self.send, events, more=chunk.end is None)
-            if chunk.end is not None:
-                return
+        await self._finish(chunk.data, chunk.end)
+
+    async def _finish(self, data: bytes, end: End) -> None:
+        """Send the last of a stream."""
+        match end:
+            case Done():
+                await send_events(self.send, data, more=False)
+            case Fault():
+                assert self.route is not None, "only routes are answered in events"
+                await send_events(self.send, data + broken(end, self.route), more=False)
+            case Cut():
+                await send_events(self.send, data, more=True)
+                await cut(self.scope)
+            case Refusal():
+                assert self.route is not None, "as above"
+                fault = edge(Edge.UPSTREAM)
+                await send_events(self.send, broken(fault, self.route), more=False)
+            case Left():
+                pass
+
+    async def _fail(self, stream: Stream, end: End) -> None:
+        """Answer a request that nothing was sent for yet."""
+        match end:
+            case Fault():
+                await self.refuse(end)
+            case Refusal():
+                await answer(self.send, end.status, self._settled(stream), end.body)
+            case Cut() | Done():
+                await self.refuse(edge(Edge.UPSTREAM))
+            case Left():
+                pass
 
     def _settled(self, stream: Stream) -> Headers:
         """Return the headers of an admitted request."""
         return [
             *self.headers,
             (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
-            (b"x-headrace-queue-ms", f"{to_ms(stream.queue_ns):.3f}".encode()),
+            (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
         ]
 
 
@@ -102,4 +143,4 @@ def _request_id(scope: Scope) -> bytes:
     told = header(scope, b"x-request-id")
     if told and len(told) <= _ID_MAX and all(byte in _PRINTABLE for byte in told):
         return told
-    return f"req-{secrets.token_hex(16)}".encode()
+    return b"req-%s" % secrets.token_hex(16).encode()

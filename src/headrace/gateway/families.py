@@ -61,6 +61,9 @@ FAMILIES: dict[str, Family] = {
     "met_requests": Family(_C, "Requests that succeeded inside every declared bound.", _WHO),
     "met_output_tokens": Family(_C, "Output tokens of those.", _WHO),
     "met_work_seconds": Family(_C, "Work of those, as if nothing had been cached.", _WHO),
+    "spend_usd": Family(
+        _C, "Paid to hosted engines, by their usage and configured price.", ("tenant", "model")
+    ),
     "decisions": Family(_C, "Decisions of the plane.", ("decision",)),
     "audited_refusals": Family(
         _C, "Requests let in that a gate in audit mode would have refused.", ("reason",)

@@ -7,16 +7,17 @@ up, nothing kept of a request but how long its first token was allowed to take.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import add
 
 from msgspec import Struct
 
+from headrace.config.schema import PriceSpec
 from headrace.gateway.labels import OTHER
 from headrace.model.decision import Admit
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
-from headrace.model.ids import RequestId
+from headrace.model.ids import ReplicaName, RequestId
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, ms, to_seconds
@@ -148,7 +149,9 @@ class ClassFeed:
 class Feed:
     """Everything that is fed, by class; `other` takes the classes the configuration lacks."""
 
-    def __init__(self, config: PlaneConfig) -> None:
+    def __init__(
+        self, config: PlaneConfig, prices: Mapping[ReplicaName, PriceSpec] | None = None
+    ) -> None:
         """Know the classes of a configuration; their bounds become edges, so that shares are exact."""
         ttft = [one.ttft_ms for one in config.classes if one.ttft_ms is not None]
         e2e = [one.completion_ms for one in config.classes if one.completion_ms is not None]
@@ -159,6 +162,9 @@ class Feed:
         self.decisions: Counter[str] = Counter()
         self.audited: Counter[str] = Counter()
         """Requests let in that a gate in audit mode would have refused, by reason."""
+        self._prices = prices or {}
+        self.spend: Counter[tuple[str, str]] = Counter()
+        """Micro-dollars paid to hosted engines, by tenant and model."""
         self.configure(config)
 
     def configure(self, config: PlaneConfig) -> None:
@@ -201,6 +207,9 @@ class Feed:
         slot = mine.window.at(row.ended_at)
         if row.usage is not None:
             slot.output_tokens += row.usage.output_tokens
+            price = self._prices.get(row.replica) if row.replica else None
+            if price is not None:
+                self.spend[row.tenant, row.model] += price.micro_usd(row.usage)
         if row.met:
             slot.met += 1
             slot.met_work_ns += row.work_ns

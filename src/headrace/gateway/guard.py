@@ -12,17 +12,12 @@ from msgspec import Struct
 
 from headrace.config.check import is_local
 from headrace.config.schema import AdminSpec
+from headrace.gateway.failures import Failures
 from headrace.gateway.http import Scope, header
 from headrace.ports.clock import Clock
-from headrace.units import NS_PER_S, InstantNs, ceil_div
 
 ANYBODY = "open"
 """Who it is where no key is asked for."""
-FAILURES = 10
-"""Wrong keys that one address may show in a minute."""
-ADDRESSES = 1_024
-"""Addresses whose failures are remembered, the newest."""
-_MINUTE = 60 * NS_PER_S
 _SCHEME = b"bearer "
 _LABEL = "sha256:"
 
@@ -44,8 +39,8 @@ class Guard:
         self._keys: Sequence[tuple[bytes, str]] = [
             (bytes.fromhex(key.hash.removeprefix(_LABEL)), key.name) for key in spec.keys
         ]
-        self._open, self._clock = spec.open, clock
-        self._failures: dict[str, tuple[InstantNs, int]] = {}
+        self._open = spec.open
+        self._failures = Failures(clock)
         self.denied = 0
         """Calls that were turned away."""
 
@@ -58,20 +53,13 @@ class Guard:
     def _known(self, scope: Scope) -> str | Denied:
         client = scope.get("client")
         address = client[0] if client else ""
-        now = self._clock.now()
-        since, count = self._failures.get(address, (now, 0))
-        if now - since >= _MINUTE:
-            since, count = now, 0
-        if count >= FAILURES:
-            wait = ceil_div(since + _MINUTE - now, NS_PER_S)
+        wait = self._failures.wait_s(address)
+        if wait is not None:
             return Denied(429, "slow_down", "Too many wrong keys from this address.", wait)
         who = self._holder(header(scope, b"authorization"))
         if who is not None:
             return who
-        self._failures.pop(address, None)
-        self._failures[address] = (since, count + 1)
-        if len(self._failures) > ADDRESSES:
-            del self._failures[next(iter(self._failures))]
+        self._failures.note(address)
         return Denied(401, "invalid_api_key", "Give an admin key: `Authorization: Bearer KEY`.")
 
     def _holder(self, authorization: bytes | None) -> str | None:

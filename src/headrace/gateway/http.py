@@ -110,6 +110,15 @@ async def send_events(send: Send, events: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": events, "more_body": more})
 
 
+CUT = "headrace.cut"
+"""In a scope's extensions: how to close the connection under an answer that cannot be completed."""
+
+
+async def cut(scope: Scope) -> None:
+    """Close the connection, so that its caller sees an answer without an end."""
+    scope["extensions"][CUT]["close"]()
+
+
 @contextmanager
 def watching(receive: Receive, left: Callable[[], None]) -> Iterator[None]:
     """Call `left` if the caller goes away inside; the body must have been read.

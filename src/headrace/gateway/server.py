@@ -11,11 +11,9 @@ from typing import TypeVar
 
 import uvicorn
 
-from headrace.adapters.engines.answer import lengths
-from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.journal.ring import JournalRing
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, EmulatorSpec, Settings
+from headrace.config.schema import AdminSpec, Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -26,13 +24,11 @@ from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
+from headrace.gateway.fleet import engines, prices
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
-from headrace.model.ids import Incarnation, PoolName, ReplicaName, TenantId
-from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.model.ids import TenantId
 from headrace.policy.catalog import PlaneConfig, canonical
-from headrace.ports.clock import Clock
-from headrace.replica.core import Replica
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -50,24 +46,6 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket, so that callers may connect before the server runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-
-
-def emulated(config: PlaneConfig, spec: EmulatorSpec, clock: Clock) -> list[EmulatedEngine]:
-    """Return the emulated replicas that a deployment's pools ask for."""
-    engines: list[EmulatedEngine] = []
-    for pool in config.pools:
-        for nth in range(pool.replicas):
-            serial = len(engines) + 1
-            replica = Replica(
-                ReplicaName(f"{pool.name}-{nth}"),
-                Incarnation(serial),
-                pool.profile,
-                ChunkedPrefill(),
-                noise_seed=spec.seed + serial,
-                noise_ppm=spec.noise_ppm(),
-            )
-            engines.append(EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed)))
-    return engines
 
 
 def _tell_dropped(what: str, dropped: int) -> None:
@@ -152,10 +130,10 @@ class Gateway:
         self._files = ExitStack()
         journal = self._journal()
         decisions = self._decisions()
-        feed = None if settings.admin is None else Feed(config)
+        feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
-            emulated(config, settings.emulator, clock),
+            engines(settings, clock),
             journal=journal,
             resumed=journal is not None and journal.resumed,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -239,14 +217,19 @@ class Gateway:
         return audit
 
     def _uvicorn(self) -> uvicorn.Config:
+        tls = self._settings.server.tls
         return uvicorn.Config(
             self.app,
-            http=patient(self._settings.server.header_timeout_s),
+            http=patient(
+                self._settings.server.header_timeout_s, self._settings.server.write_stall_s
+            ),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
+            ssl_certfile=None if tls is None else tls.cert_file,
+            ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
         )
 

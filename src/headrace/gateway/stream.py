@@ -1,59 +1,66 @@
-"""One caller's answer on its way: the driver fills it, one HTTP handler drains it."""
+"""One caller's answer on its way: the driver fills it, one HTTP handler drains it.
+
+Bounded: over `HIGH` bytes the engine is held back until the handler has taken them.
+"""
 
 import asyncio
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from headrace.gateway.errors import Fault
-from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, DecisionId
 from headrace.model.request import Request
-from headrace.ports.engine import Finish
-from headrace.units import DurationNs, InstantNs, Tokens
+from headrace.ports.engine import Ask, Refusal
+from headrace.units import DurationNs, InstantNs
+
+HIGH = 65_536
+"""Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
+holds then, the read at hand and the socket's buffer, well under 1 MiB a stream."""
 
 
-class Done(Struct, frozen=True, kw_only=True):
+class Done(Struct, frozen=True):
     """The answer is complete."""
 
-    usage: Usage
-    finish: Finish
+
+class Cut(Struct, frozen=True):
+    """The answer broke inside a frame: nothing can follow it, so its connection is closed."""
 
 
 class Left(Struct, frozen=True):
     """The caller is gone; nobody reads what follows."""
 
 
-End = Done | Fault | Left
+End = Done | Cut | Fault | Refusal | Left
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
+class Chunk(Struct, frozen=True):
     """Everything that came since the last chunk."""
 
-    text: str
+    data: bytes
     end: End | None
     """Set in the last one."""
 
 
 class Stream:
-    """The answer to one request. Bounded by its output limit, so nothing is held back."""
+    """The answer to one request."""
 
     def __init__(
-        self,
-        request: Request,
-        arrived_at: InstantNs,
-        replay_output: Tokens | None = None,
-        *,
-        revision: int = 0,
+        self, request: Request, ask: Ask, arrived_at: InstantNs, *, revision: int = 0
     ) -> None:
-        """Wait for a decision, made and carried out under a policy revision."""
-        self.request, self.arrived_at = request, arrived_at
-        self.replay_output = replay_output
+        """Wait for a decision under policy `revision`."""
+        self.request, self.ask, self.arrived_at = request, ask, arrived_at
         self.revision = revision
+        """The policy revision it was asked under: the one it is decided on and ends under (ADM-6)."""
         self.decision: DecisionId | None = None
         """The admission decision, once it was sent to a replica."""
         self.queue_ns = DurationNs(0)
         self.attempt: AttemptId | None = None
-        self._texts: list[str] = []
+        self.on_held: Callable[[bool], None] | None = None
+        """Told True when too much waits here, False when it was taken."""
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._held = False
         self._end: End | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -62,6 +69,11 @@ class Stream:
         """Whether the end is known; chunks before it may still be unread."""
         return self._end is not None
 
+    @property
+    def held(self) -> bool:
+        """Whether its engine is held back."""
+        return self._held
+
     # The driver's side ------------------------------------------------------------------------
 
     def sent(self, decision: DecisionId, attempt: AttemptId, now: InstantNs) -> None:
@@ -69,11 +81,16 @@ class Stream:
         self.decision, self.attempt = decision, attempt
         self.queue_ns = DurationNs(now - self.arrived_at)
 
-    def push(self, text: str) -> None:
+    def push(self, data: bytes) -> None:
         """Add to the answer."""
-        if self._end is None:
-            self._texts.append(text)
-            self._wake()
+        if self._end is not None or not data:
+            return
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > HIGH and not self._held and self.on_held is not None:
+            self._held = True
+            self.on_held(True)
+        self._wake()
 
     def finish(self, end: End) -> None:
         """End it; the first end counts."""
@@ -85,12 +102,19 @@ class Stream:
 
     async def chunk(self) -> Chunk:
         """Wait for more of the answer or for its end, and return all there is."""
-        while not self._texts and self._end is None:
+        while not self._pieces and self._end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        text = "".join(self._texts)
-        self._texts.clear()
-        return Chunk(text=text, end=self._end)
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._size = 0
+        end = self._end
+        if self._held:
+            self._held = False
+            if self.on_held is not None and end is None:
+                self.on_held(False)
+        return Chunk(data, end)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

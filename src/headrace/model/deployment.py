@@ -81,6 +81,10 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expire: bool = True
     """Whether a request that can no longer meet its first-token bound is ended with 504."""
 
+    early_200: bool = False
+    """Whether a stream's head goes out before admission, with comments to keep the connection
+    until its first token. False: a refusal keeps its status; with it, it is an event (ADM-5)."""
+
     def bounds(self, ttft_ns: DurationNs | None, gap_ns: DurationNs | None) -> Bounds:
         """Return what one request is promised: the caller may tighten, never widen (FAIR-4)."""
         itl = ms(self.itl_ms)

@@ -37,6 +37,9 @@ class Dispatch(Struct, frozen=True, kw_only=True, tag="dispatch", gc=False):
     """The tenant's virtual counter (integer micro-units / weight)."""
     weight: int
     gap_ns: DurationNs
+    first_ns: DurationNs = DurationNs(0)
+    """Prefill that stands before its first token at the replica, its own included: when nothing
+    tells of a first token, it is taken to come then."""
 
 
 class Refuse(Struct, frozen=True, kw_only=True, tag="refuse"):

@@ -16,7 +16,7 @@ from headrace.plane.queues import NONE, Turn
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import is_open
-from headrace.units import InstantNs, ceil_div
+from headrace.units import DurationNs, InstantNs, ceil_div
 
 SPARE = 3, 2
 """Capacity kept open to urgent work over what has come in, as a fraction."""
@@ -265,6 +265,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             counter=counter,
             weight=weight,
             gap_ns=live.bounds.gap_ns,
+            first_ns=DurationNs(load.pending_prefill_ns + live.first_ns),
         )
     )
 

@@ -123,6 +123,11 @@ class EngineClient(Protocol):
         """The pool it belongs to."""
         ...
 
+    @property
+    def tells_first(self) -> bool:
+        """Whether it tells of the first token of an answer that is not streamed."""
+        ...
+
     def connect(self, listener: Listener) -> None:
         """Say who listens; called once, before anything else. It may be up at once."""
         ...

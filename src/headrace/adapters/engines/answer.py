@@ -6,8 +6,11 @@ Deterministic: the words follow from attempt and position, the length from a see
 from collections.abc import Callable
 from hashlib import blake2b
 
+from msgspec import Struct
+
+from headrace.model.effect import Dispatch
 from headrace.model.ids import AttemptId, RequestId
-from headrace.ports.engine import Call
+from headrace.model.request import Request
 from headrace.units import Tokens
 
 _TEXT = (
@@ -20,6 +23,15 @@ _STRIDE = 11  # coprime to the number of words: answers begin at different ones
 
 _LENGTHS = (16, 34, 54, 77, 91, 103, 129, 177, 230, 384, 400, 411, 430, 480, 560, 700)
 """Sixteen equally likely output lengths, the shape of a chat service: median 200, mean 270."""
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """One answer as the emulated engine is asked for it."""
+
+    dispatch: Dispatch
+    request: Request
+    replay_output: Tokens | None = None
+    """The true output length, told by a trusted replay."""
 
 
 def text(attempt: AttemptId, first: int, last: int) -> str:
@@ -36,12 +48,12 @@ def drawn_length(seed: int, request: RequestId) -> Tokens:
     return Tokens(_LENGTHS[int.from_bytes(digest, "big") % len(_LENGTHS)])
 
 
-def lengths(seed: int) -> Callable[[Call], Tokens]:
+def lengths(seed: int) -> Callable[[Order], Tokens]:
     """Return what says how long an answer wants to be: a trusted replay, else the draw."""
 
-    def length(call: Call) -> Tokens:
-        if call.replay_output is not None:
-            return call.replay_output
-        return drawn_length(seed, call.request.id)
+    def length(order: Order) -> Tokens:
+        if order.replay_output is not None:
+            return order.replay_output
+        return drawn_length(seed, order.request.id)
 
     return length

@@ -9,16 +9,18 @@ more than it shows, and steps mostly last longer than that anyway.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
-from headrace.adapters.engines.answer import text
+from headrace.adapters.engines.answer import Order, text
+from headrace.model.engine import Snapshot, Usage
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
-from headrace.model.meter import NO_STREAM
+from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock, Timer
-from headrace.ports.engine import Call, Ending, Finish, Listener
+from headrace.ports.engine import Finish
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
 from headrace.units import NS_PER_MS, InstantNs, Tokens
@@ -26,6 +28,31 @@ from headrace.units import NS_PER_MS, InstantNs, Tokens
 DELIVERY_NS = 20 * NS_PER_MS
 """Tokens are handed out at multiples of this. 20 ms: below the gap a reader notices."""
 _CHUNK_TOKENS = Tokens(256)  # of a prefix chunk, where a request has none to tell it
+
+
+class Made(Struct, frozen=True, kw_only=True):
+    """How an attempt ended."""
+
+    outcome: Outcome
+    usage: Usage | None
+    timing: StreamTiming
+    finish: Finish = Finish.STOP
+
+
+class Listener(Protocol):
+    """Whom the engine tells what it makes, in text and tokens: words of a route are others' business."""
+
+    def produced(self, attempt: AttemptId, text: str, tokens: int) -> None:
+        """Tokens of an answer, in order."""
+        ...
+
+    def ended(self, attempt: AttemptId, made: Made) -> None:
+        """An attempt is over; nothing of it follows."""
+        ...
+
+    def reported(self, snapshot: Snapshot) -> None:
+        """The engine's account of itself."""
+        ...
 
 
 class _Answer(Struct):
@@ -36,14 +63,14 @@ class _Answer(Struct):
 
 
 class EmulatedEngine:
-    """One emulated replica in the process of the gateway."""
+    """One emulated replica in real time."""
 
     def __init__(
         self,
         replica: Replica,
         pool: PoolName,
         clock: Clock,
-        length: Callable[[Call], Tokens],
+        length: Callable[[Order], Tokens],
     ) -> None:
         """Wrap an idle replica; `length` says how long an answer wants to be."""
         self._replica, self._pool = replica, pool
@@ -75,10 +102,10 @@ class EmulatedEngine:
         """Say who listens."""
         self._listener = listener
 
-    def submit(self, call: Call) -> None:
+    def submit(self, order: Order) -> None:
         """Start an attempt; one that the engine does not take ends with an error at once."""
-        dispatch, request = call.dispatch, call.request
-        wanted = self._length(call)
+        dispatch, request = order.dispatch, order.request
+        wanted = self._length(order)
         output = max(1, min(wanted, dispatch.output_limit))
         job = Job(
             attempt=dispatch.attempt,
@@ -94,7 +121,7 @@ class EmulatedEngine:
             weight=dispatch.weight,
         )
         if self._replica.submit(job, self._now()) is not None:
-            failed = Ending(outcome=Outcome.ERROR, usage=None, timing=NO_STREAM)
+            failed = Made(outcome=Outcome.ERROR, usage=None, timing=NO_STREAM)
             self._tell.ended(dispatch.attempt, failed)
             return
         finish = Finish.LENGTH if output == dispatch.output_limit else Finish.STOP
@@ -164,13 +191,13 @@ class EmulatedEngine:
         self._hand(event.attempt, event.usage.output_tokens)
         answer = self._forget(event.attempt)
         if answer is not None:
-            ending = Ending(
+            made = Made(
                 outcome=Outcome.SUCCESS,
                 usage=event.usage,
                 timing=event.timing,
                 finish=answer.finish,
             )
-            self._tell.ended(event.attempt, ending)
+            self._tell.ended(event.attempt, made)
 
     def _forget(self, attempt: AttemptId) -> _Answer | None:
         answer = self._answers.pop(attempt, None)

@@ -4,7 +4,8 @@ import asyncio
 
 from msgspec import Struct
 
-from headrace.adapters.engines.emulated import EmulatedEngine
+from headrace.adapters.engines.answer import Order
+from headrace.adapters.engines.emulated import EmulatedEngine, Made
 from headrace.adapters.engines.server.metrics import Metrics
 from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot, Usage
@@ -12,7 +13,6 @@ from headrace.model.ids import AttemptId, ClassName, DecisionId, ModelName, Requ
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
-from headrace.ports.engine import Call, Ending
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
 ABORTED = "abort"
@@ -121,7 +121,7 @@ class Attempts:
         self._serial += 1
         answer = Answer(AttemptId(self._serial), work, self._clock.now())
         self._live[answer.attempt] = answer
-        self._engine.submit(self._call(answer.attempt, work))
+        self._engine.submit(self._order(answer.attempt, work))
         if answer.end is not None:  # the engine's own bound, far above any test's
             self._metrics.rejections += 1
             return None
@@ -154,13 +154,13 @@ class Attempts:
         self._metrics.generation_tokens += tokens
         answer.add(tokens)
 
-    def ended(self, attempt: AttemptId, ending: Ending) -> None:
+    def ended(self, attempt: AttemptId, made: Made) -> None:
         """End an answer."""
         answer = self._live.pop(attempt)
-        answer.finish(End(str(ending.finish), ending.usage))
-        if ending.outcome is Outcome.SUCCESS:
+        answer.finish(End(str(made.finish), made.usage))
+        if made.outcome is Outcome.SUCCESS:
             took = self._clock.now() - answer.arrived_at
-            self._metrics.finished(ending.finish, ending.timing, took)
+            self._metrics.finished(made.finish, made.timing, took)
 
     def reported(self, snapshot: Snapshot) -> None:
         """Keep the engine's account."""
@@ -171,9 +171,9 @@ class Attempts:
             self._engine.abort(answer.attempt)
             answer.finish(End(finish))
 
-    def _call(self, attempt: AttemptId, work: Work) -> Call:
+    def _order(self, attempt: AttemptId, work: Work) -> Order:
         number = int(attempt)
-        return Call(
+        return Order(
             dispatch=Dispatch(
                 request=RequestId(number),
                 attempt=attempt,

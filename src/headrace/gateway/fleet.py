@@ -1,0 +1,107 @@
+"""Which engines does a configuration name? Real ones where it has addresses, emulated ones elsewhere."""
+
+import os
+import ssl
+from collections.abc import Iterator
+
+from headrace.adapters.engines.answer import lengths
+from headrace.adapters.engines.emulated import EmulatedEngine
+from headrace.adapters.engines.inprocess import InProcessEngine
+from headrace.adapters.engines.remote import Patience, RemoteEngine
+from headrace.adapters.upstream.client import Upstream
+from headrace.adapters.upstream.pool import Limits
+from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.schema import EmulatorSpec, PriceSpec, Settings, UpstreamSpec
+from headrace.model.deployment import PoolSpec
+from headrace.model.ids import Incarnation, PoolName, ReplicaName
+from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.ports.clock import Clock
+from headrace.ports.engine import EngineClient
+from headrace.replica.core import Replica
+from headrace.units import NS_PER_S, DurationNs
+
+
+def engines(settings: Settings, clock: Clock) -> list[EngineClient]:
+    """Return an engine for every replica; raises ConfigError for keys and certificates that lack."""
+    config = settings.deployment
+    found: list[EngineClient] = []
+    for pool in config.pools:
+        given = [spec for spec in settings.upstreams if spec.pool == pool.name]
+        for nth, spec in enumerate(given):
+            found.append(_remote(spec, pool, nth, clock))
+        if not given:
+            found += _emulated(pool, settings.emulator, len(found), clock)
+    return found
+
+
+def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:
+    """Return what each hosted engine charges."""
+    return {
+        _named(spec, nth): spec.price
+        for pool in settings.deployment.pools
+        for nth, spec in enumerate(one for one in settings.upstreams if one.pool == pool.name)
+        if spec.price is not None
+    }
+
+
+def _named(spec: UpstreamSpec, nth: int) -> ReplicaName:
+    return ReplicaName(spec.name or f"{spec.pool}-{nth}")
+
+
+def _emulated(
+    pool: PoolSpec, spec: EmulatorSpec, before: int, clock: Clock
+) -> Iterator[InProcessEngine]:
+    for nth in range(pool.replicas):
+        serial = before + nth + 1
+        replica = Replica(
+            ReplicaName(f"{pool.name}-{nth}"),
+            Incarnation(serial),
+            pool.profile,
+            ChunkedPrefill(),
+            noise_seed=spec.seed + serial,
+            noise_ppm=spec.noise_ppm(),
+        )
+        made = EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed))
+        yield InProcessEngine(made, clock)
+
+
+def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> RemoteEngine:
+    upstream = Upstream(
+        spec.url,
+        clock,
+        key=_key(spec),
+        tls=_trusted(spec),
+        limits=Limits(connections=spec.connections),
+    )
+    return RemoteEngine(
+        _named(spec, nth),
+        PoolName(pool.name),
+        upstream,
+        clock,
+        model=spec.model or pool.model,
+        patience=Patience(
+            first_byte_ns=DurationNs(round(spec.first_byte_s * NS_PER_S)),
+            gap_ns=DurationNs(round(spec.gap_s * NS_PER_S)),
+        ),
+    )
+
+
+def _key(spec: UpstreamSpec) -> str | None:
+    """Return the key that the environment holds for an engine."""
+    if spec.key_env is None:
+        return None
+    key = os.environ.get(spec.key_env, "")
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError([Fault(Origin(f"environment {spec.key_env}"), "no key for the engine")])
+    return key
+
+
+def _trusted(spec: UpstreamSpec) -> ssl.SSLContext | None:
+    """Return what certificates are checked against, if not as usual."""
+    if spec.ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=spec.ca_file)
+    except OSError as error:
+        message = (error.strerror or str(error)).lower()
+        raise ConfigError([Fault(Origin(spec.ca_file), message)]) from error
