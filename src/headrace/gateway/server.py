@@ -28,7 +28,7 @@ from headrace.gateway.fleet import engines, prices
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import TenantId
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import canonical
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -53,15 +53,19 @@ def _tell_dropped(what: str, dropped: int) -> None:
         _log.warning("%d %s could not be written", dropped, what)
 
 
-def _refuse_fan_out(config: PlaneConfig) -> None:
+def _refuse_fan_out(settings: Settings) -> None:
+    """Refuse several answers a request where no engine is there that would give them."""
+    config = settings.deployment
+    real = {spec.pool for spec in settings.upstreams}
+    emulated = {pool.model for pool in config.pools if pool.name not in real}
     faults = [
         Fault(
             Origin("configuration"),
-            "the gateway gives one answer a request",
+            "an emulated engine gives one answer a request",
             f"$.deployment.models[{nth}].fan_out_limit",
         )
         for nth, model in enumerate(config.models)
-        if model.fan_out_limit > 1
+        if model.fan_out_limit > 1 and model.name in emulated
     ]
     if faults:
         raise ConfigError(faults)
@@ -125,7 +129,7 @@ class Gateway:
         `concluded` is told of each request that is over; `reread` reads the configuration anew.
         """
         config = settings.deployment
-        _refuse_fan_out(config)
+        _refuse_fan_out(settings)
         self._settings, self._config = settings, config
         self._files = ExitStack()
         journal = self._journal()
