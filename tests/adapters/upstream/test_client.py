@@ -5,6 +5,7 @@ import ssl
 import pytest
 
 from headrace.adapters.upstream.client import Upstream, origin_of
+from headrace.ports.engine import Route
 from tests.adapters.upstream.scenes import (
     DONE,
     EVENTS,
@@ -56,7 +57,7 @@ async def test_a_chat_and_a_look_go_where_engines_expect_them(scene: Scene, path
     engine = Upstream(f"http://127.0.0.1:{server.port}{path}", scene.clock, key="sk-1")
     scene.pools.append(engine.pool)
     chat, look = Call(scene.changed), Call(scene.changed)
-    chat.exchange = engine.chat(b"{}", chat, hide_usage=True, headers=((b"x-a", b"b"),))
+    chat.exchange = engine.ask(Route.CHAT, b"{}", chat, hide_usage=True, headers=((b"x-a", b"b"),))
     result = await scene.result(chat)
     assert (chat.data, result.error, result.done) == (WORD + DONE, None, True)
     look.exchange = engine.get("/health", look)

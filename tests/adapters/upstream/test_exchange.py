@@ -88,11 +88,53 @@ async def test_every_cut_gives_the_same(scene: Scene) -> None:
         assert (result.error, result.done) == (None, True)
 
 
-async def test_an_answer_without_frames_is_handed_over_in_pieces(scene: Scene) -> None:
+async def test_an_answer_without_frames_is_handed_over_whole(scene: Scene) -> None:
+    body = b'{"choices":[{"index":0}],"usage":{"prompt_tokens":7,"completion_tokens":2}}'
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    server = await scene.server(silent)
+    pool = scene.pool(server)
+    call = scene.ask(pool, hide_usage=True)
+    await scene.until(lambda: server.requests == 1)
+    server.peer.say(head, chunk(body[:20]))
+    await scene.until(lambda: call.status == 200)
+    await scene.turns()
+    assert not call.pieces
+    server.peer.say(chunk(body[20:30]), chunk(body[30:]), LAST)
+    result = await scene.result(call)
+    assert (call.pieces, call.frames, pool.idle) == ([body], 0, 1)
+    assert (result.error, result.usage, result.whole, result.done) == (None, TOLD, True, False)
+
+
+async def test_an_error_status_tells_no_usage(scene: Scene) -> None:
     server = await scene.server(answers(OK.replace(b"200", b"429")))
     call, result = await scene.get(scene.pool(server))
-    assert (call.status, call.data, call.frames) == (429, b"ok", 0)
+    assert (call.status, call.pieces, call.frames) == (429, [b"ok"], 0)
     assert (result.error, result.status, result.usage) == (None, 429, None)
+
+
+async def test_an_answer_has_its_limit(scene: Scene) -> None:
+    server = await scene.server(answers(OK, OK.replace(b"2\r\n", b"9999\r\n")))
+    pool = scene.pool(server)
+    call, result = await scene.get(pool, answer_limit=2)
+    assert (call.pieces, result.error, pool.idle) == ([b"ok"], None, 1)
+    call, result = await scene.get(pool, answer_limit=1)
+    assert isinstance(result.error, MalformedError)
+    assert (call.pieces, result.whole, pool.idle) == ([], True, 0)
+
+
+async def test_a_whole_answer_waits_for_a_listener_that_pauses(scene: Scene) -> None:
+    server = await scene.server(silent)
+    pool = scene.pool(server)
+    call = scene.ask(pool)
+    await scene.until(lambda: server.requests == 1)
+    call.pause()
+    server.peer.say(OK)
+    await scene.until(lambda: pool.idle == 1)
+    assert not call.pieces
+    call.resume()
+    assert (call.pieces, call.results[0].error) == ([b"ok"], None)
 
 
 async def test_head_and_empty_answers_do_not_hang(scene: Scene) -> None:
@@ -176,7 +218,7 @@ async def test_an_end_before_the_length_is_no_end(scene: Scene) -> None:
     server = await scene.server(lambda peer: peer.close(OK[:-1]))
     call, result = await scene.get(scene.pool(server))
     assert isinstance(result.error, CutError)
-    assert call.data == b"o"
+    assert (call.status, call.data, result.whole) == (200, b"", True)
 
 
 async def test_an_error_within_the_stream_is_an_error(scene: Scene) -> None:
