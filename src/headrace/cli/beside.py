@@ -14,7 +14,7 @@ from headrace.policy.catalog import PlaneConfig, passing
 
 
 def beside(
-    settings: Settings, *, observe: bool, shadow: Path | None, log: Path | None
+    settings: Settings, *, observe: bool, shadow: Path | None, log: Path | None, shown: bool
 ) -> tuple[Settings, Beside | None]:
     """Return the settings to serve by, and what decides beside them without effect.
 
@@ -26,11 +26,15 @@ def beside(
     given = settings.deployment
     if observe:
         passed = replace(settings, deployment=passing(given))
-        return passed, Beside(config=given, name="the configuration", observed=True, log=log)
+        named = "the configuration"
+        return passed, Beside(config=given, name=named, observed=True, log=log, shown=shown)
     if shadow is not None:
-        return settings, Beside(config=_read(shadow, given), name=str(shadow), log=log)
-    if log is not None:
-        raise ConfigError([Fault(Origin("flag --shadow-log"), "give --shadow or --observe too")])
+        other = _read(shadow, given)
+        return settings, Beside(config=other, name=str(shadow), log=log, shown=shown)
+    alone = [name for name, told in (("--shadow-log", log), ("--shadow-header", shown)) if told]
+    if alone:
+        message = "give --shadow or --observe too"
+        raise ConfigError([Fault(Origin(f"flag {name}"), message) for name in alone])
     return settings, None
 
 

@@ -68,6 +68,12 @@ ShadowLog = Annotated[
     Path | None,
     Parameter(help="Write each request that the shadow treats differently to a file."),
 ]
+ShadowHeader = Annotated[
+    bool,
+    Parameter(
+        negative=(), help="Tell callers what would have been decided, in x-headrace-observed."
+    ),
+]
 Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a file.")]
 
 
@@ -86,6 +92,7 @@ def serve(  # noqa: PLR0913 - a command's options
     observe: Observe = False,
     shadow: ShadowFile = None,
     shadow_log: ShadowLog = None,
+    shadow_header: ShadowHeader = False,
     sets: Sets = (),
 ) -> int:
     """Serve an OpenAI-compatible API until Ctrl-C.
@@ -122,7 +129,9 @@ def serve(  # noqa: PLR0913 - a command's options
         found = resolve(config, os.environ, given)
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
-    settings, second = beside(found.settings, observe=observe, shadow=shadow, log=shadow_log)
+    settings, second = beside(
+        found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
+    )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
     admin = settings.admin
     with (

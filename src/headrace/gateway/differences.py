@@ -158,6 +158,8 @@ class Differences:
             f"{self.only_real_admits} admitted by the real plane alone, "
             f"{self.only_shadow_admits} by the shadow alone"
         )
+        if not self.verdicts:
+            return
         yield from _table(("real", "shadow"), self.verdicts)
         places = self.places
         both = places[True, True, True] + places[True, True, False]

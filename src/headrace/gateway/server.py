@@ -158,6 +158,9 @@ class Gateway:
             clock,
             models=config.models,
             server=settings.server,
+            observed=self.driver.shadow.verdict
+            if self.driver.shadow is not None and beside is not None and beside.shown
+            else None,
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         self.admin: Admin | None = None

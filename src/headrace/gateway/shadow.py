@@ -49,6 +49,8 @@ class Beside(Struct, frozen=True, kw_only=True):
     """Where that configuration stands, for people."""
     observed: bool = False
     """It is the gateway's own configuration, while all may pass: its decisions are the ones to log."""
+    shown: bool = False
+    """Answers tell in a header what it decided."""
     log: Path | None = None
     """File for requests that the two treat differently."""
 
@@ -122,9 +124,12 @@ class Shadow:
             self._break(error, None)
 
     def verdict(self, request: RequestId) -> str | None:
-        """Return what it decided about a live request: `admit`, or the reason of a refusal."""
+        """Return what it decided about a live request, for a header: `admit` or `reject:REASON`."""
         pair = self._pairs.get(request)
-        return None if pair is None else pair.shadow.verdict
+        if pair is None:
+            return None
+        decided = pair.shadow.verdict
+        return decided if decided == ADMIT else f"reject:{decided}"
 
     # The real plane ---------------------------------------------------------------------------
 
