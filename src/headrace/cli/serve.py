@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -133,6 +133,13 @@ def serve(  # noqa: PLR0913 - a command's options
         found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
     )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
+    well = _run(settings, key, reread, second)
+    print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
+    return OK if well else FAILED
+
+
+def _run(settings: Settings, key: str | None, reread: Reread | None, second: Beside | None) -> bool:
+    """Listen and serve; return whether it ended well."""
     admin = settings.admin
     with (
         listen(settings.server.host, settings.server.port) as sock,
@@ -141,9 +148,7 @@ def serve(  # noqa: PLR0913 - a command's options
     ):
         if admin_sock is not None:
             _show_audit()
-        well = runner.run(_serve(settings, sock, admin_sock, key, reread, second))
-    print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
-    return OK if well else FAILED
+        return runner.run(_serve(settings, sock, admin_sock, key, reread, second))
 
 
 def demo_settings(

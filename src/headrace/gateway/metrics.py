@@ -156,6 +156,8 @@ class Metrics:
         ):
             for label, count in counts.items():
                 sheet.put(family, count, label)
+        for who, paid in feed.spend.items():
+            sheet.put("spend_usd", paid / MICRO, *who)
 
     def _queues(self, sheet: Sheet, labels: Labels, now: InstantNs) -> None:
         """Show who waits by model and class; one pass over all that is live."""

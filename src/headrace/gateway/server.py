@@ -29,8 +29,8 @@ from headrace.gateway.fleet import engines, prices
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
-from headrace.model.ids import TenantId
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.model.ids import RequestId, TenantId
+from headrace.policy.catalog import canonical
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -55,15 +55,19 @@ def _tell_dropped(what: str, dropped: int) -> None:
         _log.warning("%d %s could not be written", dropped, what)
 
 
-def _refuse_fan_out(config: PlaneConfig) -> None:
+def _refuse_fan_out(settings: Settings) -> None:
+    """Refuse several answers a request where no engine is there that would give them."""
+    config = settings.deployment
+    real = {spec.pool for spec in settings.upstreams}
+    emulated = {pool.model for pool in config.pools if pool.name not in real}
     faults = [
         Fault(
             Origin("configuration"),
-            "the gateway gives one answer a request",
+            "an emulated engine gives one answer a request",
             f"$.deployment.models[{nth}].fan_out_limit",
         )
         for nth, model in enumerate(config.models)
-        if model.fan_out_limit > 1
+        if model.fan_out_limit > 1 and model.name in emulated
     ]
     if faults:
         raise ConfigError(faults)
@@ -96,6 +100,11 @@ def _sinks(
     return found
 
 
+def _told(shadow: Shadow | None, beside: Beside | None) -> Callable[[RequestId], str | None] | None:
+    """Return what answers are to tell of a shadow's decisions."""
+    return shadow.verdict if shadow is not None and beside is not None and beside.shown else None
+
+
 @asynccontextmanager
 async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
@@ -122,14 +131,14 @@ class Gateway:
         reread: Reread | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """Compose; raises OSError if journal, decision log, audit log or shadow log cannot be opened.
+        """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
         Raises ConfigError for what may be configured and is not served yet.
         `concluded` is told of each request that is over; `reread` reads the configuration anew;
         `beside` has another plane decide without effect.
         """
         config = settings.deployment
-        _refuse_fan_out(config)
+        _refuse_fan_out(settings)
         self._settings, self._config = settings, config
         self._files = ExitStack()
         journal = self._journal()
@@ -158,9 +167,7 @@ class Gateway:
             clock,
             models=config.models,
             server=settings.server,
-            observed=self.driver.shadow.verdict
-            if self.driver.shadow is not None and beside is not None and beside.shown
-            else None,
+            observed=_told(self.driver.shadow, beside),
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         self.admin: Admin | None = None
@@ -176,9 +183,8 @@ class Gateway:
                 observing=observing,
                 dropped=_sinks(journal, decisions, settings.admin, audit),
             )
-            self.admin = admin(
-                settings, settings.admin, clock, parts, revision=REVISION, reread=reread
-            )
+            spec = settings.admin
+            self.admin = admin(settings, spec, clock, parts, revision=REVISION, reread=reread)
 
     async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
         """Serve until a signal or `stop`; return whether it ended well.

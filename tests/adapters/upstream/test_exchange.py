@@ -9,6 +9,7 @@ from headrace.adapters.upstream.exchange import QUEUE_HIGH
 from headrace.adapters.upstream.sse import FRAME_MAX
 from headrace.model.engine import Usage
 from headrace.model.meter import Meter
+from headrace.ports.engine import Route
 from headrace.ports.upstream import CutError, MalformedError, ReportedError
 from headrace.units import DurationNs, Tokens
 from tests.adapters.upstream.scenes import (
@@ -212,6 +213,43 @@ async def test_a_body_that_ends_with_the_connection_needs_its_end_mark(scene: Sc
     assert call.data == WORD
     call, result = await scene.get(pool)
     assert (call.data, result.error) == (b"ok", None)
+
+
+@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize(
+    ("route", "name", "last"),
+    [
+        (Route.MESSAGES, b"content_block_delta", b"message_stop"),
+        (Route.RESPONSES, b"response.output_text.delta", b"response.completed"),
+    ],
+)
+async def test_a_stream_that_names_its_end_needs_it(
+    scene: Scene, route: Route, name: bytes, last: bytes, close: bool
+) -> None:
+    content, end = [b"event: %s\ndata: {}\n\n" % kind for kind in (name, last)]
+
+    def say(peer: Peer) -> None:
+        body = content + end if server.requests == 1 else content
+        if close:
+            peer.close(EVENTS.replace(b"Transfer-Encoding: chunked\r\n", b""), body)
+        else:
+            peer.say(EVENTS, chunk(body), LAST)
+
+    server = await scene.server(say)
+    pool = scene.pool(server)
+    call, result = await scene.get(pool, route=route)
+    assert (call.data, result.error, result.done) == (content + end, None, True)
+    call, result = await scene.get(pool, route=route)
+    assert isinstance(result.error, CutError)
+    assert (call.data, result.whole, result.frames) == (content, True, 1)
+
+
+async def test_half_a_frame_is_not_handed_over_before_an_error(scene: Scene) -> None:
+    head = EVENTS.replace(b"Transfer-Encoding: chunked\r\n", b"")
+    server = await scene.server(lambda peer: peer.close(head + WORD + WORD[:-2]))
+    call, result = await scene.get(scene.pool(server))
+    assert isinstance(result.error, CutError)
+    assert (call.data, result.whole, result.frames) == (WORD, True, 1)
 
 
 async def test_an_end_before_the_length_is_no_end(scene: Scene) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.adapters.upstream.dialects import scanner_for
-from headrace.adapters.upstream.sse import FRAME_MAX
+from headrace.adapters.upstream.dialects import Completions, scanner_for
+from headrace.adapters.upstream.sse import FRAME_MAX, Scanner
 from headrace.model.engine import Usage
 from headrace.ports.engine import Route
 from headrace.units import Tokens
@@ -221,3 +221,20 @@ def test_no_cut_of_any_stream_shows(pieces: list[bytes], cuts: list[int], hide: 
     if not hide and seen.fault is None:
         assert seen.out + seen.end in (body, body[: len(seen.out + seen.end)])
         assert seen.out + seen.end == body or re.fullmatch(rb"[\r\n]*", body[len(seen.out) :])
+
+
+@given(body=st.lists(frames | large, max_size=12).map(b"".join), hide=st.booleans())
+def test_the_fast_path_is_only_faster(body: bytes, hide: bool) -> None:
+    slow = type("Slow", (Completions,), {"_single": _no_bytes, "_several": _no})(hide_usage=hide)
+    scanner = Completions(hide_usage=hide)
+    assert scanner.feed(body) == slow.feed(body)
+    for name in ("events", "marks", "comments", "done", "usage", "fault", "whole"):
+        assert getattr(scanner, name) == getattr(slow, name)
+
+
+def _no_bytes(_: Scanner, __: bytes) -> bytes:
+    return b""
+
+
+def _no(_: Scanner, __: bytes) -> bool:
+    return False

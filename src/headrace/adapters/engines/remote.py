@@ -4,6 +4,8 @@ Knows no vendor. It is up once it answers `/health` (or anything below 500 there
 and down once it cannot be reached, or three probes in a row end otherwise.
 """
 
+import secrets
+
 from msgspec import Struct
 
 from headrace.adapters.engines.outgoing import edited
@@ -56,6 +58,7 @@ class RemoteEngine:
         self.upstream = upstream
         self._clock, self._model = clock, model
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)
+        self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
         self._probe: _Probe | None = None
@@ -82,7 +85,7 @@ class RemoteEngine:
             hide_usage=not ask.usage_shown,
             timeouts=self._timeouts,
             meter=call.meter,
-            headers=((b"x-request-id", b"headrace-%d" % call.dispatch.attempt),),
+            headers=((b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt)),),
         )
 
     def abort(self, attempt: AttemptId) -> None:
@@ -203,7 +206,7 @@ class _Flight:
             usage=result.usage,
             timing=NO_STREAM,
             refusal=refusal,
-            whole=result.whole or not result.frames,
+            whole=result.whole,
         )
         self._engine.over(attempt, ending, error)
 

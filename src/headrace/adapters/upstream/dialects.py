@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.adapters.upstream.sse import FRAME_MAX, Scanner, name_of
+from headrace.adapters.upstream.sse import FRAME_MAX, Scanner, data_of, name_of
 from headrace.adapters.upstream.usage import (
     UNREADABLE,
     MessageUsage,
@@ -214,6 +214,14 @@ class _Named(Scanner):
         self.done = self.done or part is _Part.END
         return frame
 
+    def _is_last(self, tail: bytes) -> bool:
+        """Return whether the data is whole: half an event may bear the name of one."""
+        try:
+            _WHOLE.decode(data_of(tail.splitlines()) or b"")
+        except UNREADABLE:
+            return self.done
+        return True
+
     def _unnamed(self, data: bytes) -> _Part:
         """Return what a frame is by its data: a type, or an error as in other dialects."""
         try:
@@ -306,6 +314,7 @@ class _Typed(Struct):
 
 
 _TYPED = msgspec.json.Decoder(_Typed)
+_WHOLE = msgspec.json.Decoder(Raw)
 
 
 def _early_name(start: bytes) -> bytes:

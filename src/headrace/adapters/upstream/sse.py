@@ -98,7 +98,7 @@ class Scanner(ABC):
         tail, self._tail = self._tail, b""
         counts = self.events, self.marks
         is_large = self._open
-        if tail and not is_large and self.fault is None:
+        if tail and not is_large and self.fault is None and self._is_last(tail):
             tail = self._frame(tail, len(tail))
         if self.fault is not None:
             return b""
@@ -125,6 +125,10 @@ class Scanner(ABC):
     @abstractmethod
     def _read(self, frame: bytes, lines: list[bytes], data: bytes) -> bytes:
         """Read and count a frame that has data; return what of it goes on."""
+
+    def _is_last(self, tail: bytes) -> bool:  # noqa: ARG002 - of use to dialects
+        """Return whether what is left of a stream may be a frame that misses no more than its end."""
+        return True
 
     def _held_max(self, start: bytes) -> int:  # noqa: ARG002 - of use to dialects
         """Return how many bytes of a frame that starts so may be held."""
@@ -169,11 +173,11 @@ class Scanner(ABC):
         if out := self._single(frame):
             return out
         lines = _LINE.split(frame.rstrip(b"\r\n"))
-        pieces = [value_of(line) for line in lines if line.startswith(b"data:")]
-        if not pieces:
+        data = data_of(lines)
+        if data is None:
             self.comments += 1
             return frame
-        return self._read(frame, lines, pieces[0] if len(pieces) == 1 else b"\n".join(pieces))
+        return self._read(frame, lines, data)
 
     # Frames too large to be held ----------------------------------------------------------------
 
@@ -202,17 +206,25 @@ class Scanner(ABC):
         self.done, self._ends = self.done or self._ends, False
 
 
-def value_of(line: bytes) -> bytes:
-    """Return what follows a line's field name, less the one space that may come first."""
-    return line.partition(b":")[2].removeprefix(b" ")
+def data_of(lines: list[bytes]) -> bytes | None:
+    """Return the data of a frame; None if it has none."""
+    pieces = [_value(line) for line in lines if line.startswith(b"data:")]
+    if len(pieces) == 1:
+        return pieces[0]
+    return b"\n".join(pieces) if pieces else None
 
 
 def name_of(lines: list[bytes]) -> bytes:
     """Return what kind of event a frame calls itself; nothing, if it does not."""
     for line in reversed(lines):
         if line.startswith(b"event:"):
-            return value_of(line)
+            return _value(line)
     return b""
+
+
+def _value(line: bytes) -> bytes:
+    """Return what follows a line's field name, less the one space that may come first."""
+    return line.partition(b":")[2].removeprefix(b" ")
 
 
 def _last_end(body: bytes, search: int) -> int:
