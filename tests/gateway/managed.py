@@ -40,7 +40,7 @@ SPEC = AdminSpec(keys=(AdminKeySpec(name="ops", hash=f"sha256:{sha256(ADMIN_KEY)
 class Managed:
     """Driver, application and admin application over given engines."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever a test may want otherwise
         self,
         engines: Callable[[Clock], list[Any]] = lambda clock: [emulated(clock)],
         *,

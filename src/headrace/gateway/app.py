@@ -86,7 +86,7 @@ class _Slots:
 class App:
     """An ASGI application over a driver."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         keys: KeyRing,

@@ -30,7 +30,7 @@ from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
-from headrace.policy.catalog import canonical
+from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -144,6 +144,7 @@ class Gateway:
         journal = self._journal()
         observing = beside is not None and beside.observed
         decisions = self._decisions(beside.config if beside is not None and observing else config)
+        logged = None if decisions is None or observing else decisions.decided
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
@@ -151,10 +152,7 @@ class Gateway:
             journal=journal,
             resumed=journal is not None and journal.resumed,
             segment_bytes=settings.journal.segment_mib * MIB,
-            decided=_each(
-                None if decisions is None or observing else decisions.decided,
-                None if feed is None else feed.decided,
-            ),
+            decided=_each(logged, None if feed is None else feed.decided),
             concluded=_each(concluded, None if feed is None else feed.concluded),
             on_broken=self._stop_hard,
             shadow=None if beside is None else self._shadow(beside, decisions),
