@@ -6,6 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ from headrace.report.decisions import Verified, verify_decisions
 pytestmark = pytest.mark.service
 
 SERVE = "import sys; from headrace.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+ENGINE = SERVE.replace("serve", "engine")
 STRICT = ("--set", 'deployment.classes=[{"name": "interactive", "ttft_ms": 1}]')
 NEW = """
 deployment:
@@ -47,9 +51,22 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]
             assert place, greeting
             assert key, greeting
             with openai.OpenAI(api_key=key[0], base_url=place[0], max_retries=0) as sdk:
+                until_ready(place[0].removesuffix("/v1"))
                 yield process, sdk
         finally:
             process.kill()
+
+
+def until_ready(place: str) -> None:
+    """Wait until some replica can be sent to."""
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(f"{place}/ready"):
+                return
+        except urllib.error.HTTPError as error:
+            error.close()
+            time.sleep(0.1)
+    raise AssertionError("no replica is ready")
 
 
 def answered(sdk: openai.OpenAI) -> str | None:
@@ -86,6 +103,25 @@ def test_observing_lets_pass_what_would_be_refused(tmp_path: Path) -> None:
     assert main(["decisions", "verify", str(log)]) == 0
     lines = [json.loads(line) for line in apart.read_text().splitlines()]
     assert [line["shadow"]["decision"] for line in lines] == ["deadline_impossible"] * 3
+
+
+def test_real_engines_are_observed_alike() -> None:
+    command = [sys.executable, "-c", ENGINE, "--port=0", "--model", "headrace-demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        try:
+            assert engine.stdout is not None
+            place = re.search(r"http://[^/]+", engine.stdout.readline())
+            assert place
+            limits = 'deployment.tenants=[{"name": "demo", "rpm_limit": 2}]'
+            with served(
+                "--observe", "--upstream", place[0], "--shadow-header", "--set", limits
+            ) as (process, sdk):
+                told = [answered(sdk) for _ in range(4)]
+                out = ended(process)
+        finally:
+            engine.kill()
+    assert told == ["admit", "admit", "reject:request_rate", "reject:request_rate"]
+    assert "  4 requests: 2 decided alike, 2 admitted by the real plane alone" in out
 
 
 def test_a_shadow_reports_the_difference(tmp_path: Path) -> None:

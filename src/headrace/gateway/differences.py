@@ -101,7 +101,7 @@ class Differences:
         self.places: Counter[tuple[bool, bool, bool]] = Counter()
         """By (sent by the real one, sent by the shadow, to the same replica)."""
         self.failures: Counter[tuple[str, str]] = Counter()
-        """Why each ended what it had let in, where either did; empty: it did not."""
+        """Why each ended what both had let in, where either did; empty: it did not."""
         self.waits = 0
         """Requests that both sent; the sums below are over these."""
         self.real_wait_ns = self.shadow_wait_ns = 0
@@ -143,7 +143,8 @@ class Differences:
         sent, would = one.attempt is not None, other.attempt is not None
         if sent or would:
             self.places[sent, would, one.replica == other.replica] += 1
-        if one.failed is not None or other.failed is not None:
+        failed = one.failed is not None or other.failed is not None
+        if failed and one.verdict == other.verdict == ADMIT:
             self.failures[one.failed or "", other.failed or ""] += 1
         if one.wait_ns is not None and other.wait_ns is not None:
             self.waits += 1
@@ -176,7 +177,7 @@ class Differences:
                 f"at most {to_ms(self.wait_apart_ns):.1f} ms apart"
             )
         if self.failures:
-            yield "ended by a plane after it had let them in:"
+            yield "ended by a plane after both had let them in:"
             yield from _table(("real", "shadow"), self.failures)
         apart = {group: n for group, n in self.groups.items() if group[2] != group[3]}
         if apart:
