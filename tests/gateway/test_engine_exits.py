@@ -15,7 +15,7 @@ from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.sse import FRAME_MAX
 from headrace.gateway.stream import HIGH
-from headrace.model.deployment import ClassSpec
+from headrace.model.deployment import ClassSpec, TenantSpec
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
@@ -197,7 +197,7 @@ class World:
         self.sent = b""
         """What a caller may see of what the engine said."""
 
-    async def start(self) -> None:
+    async def start(self, tenants: tuple[TenantSpec, ...] = ()) -> None:
         self.server = await self.scene.server(self.behave)
         clock = self.scene.clock
         upstream = Upstream(f"http://127.0.0.1:{self.server.port}", clock)
@@ -213,7 +213,7 @@ class World:
                 gap_ns=DurationNs(GAP_S * NS_PER_S),
             ),
         )
-        plain = deployment()
+        plain = deployment(tenants=tenants)
         spec = ClassSpec(name="interactive", early_200=self.mode is Mode.EARLY)
         config = PlaneConfig(
             models=plain.models, pools=plain.pools, classes=(spec,), tenants=plain.tenants
