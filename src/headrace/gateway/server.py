@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import uvicorn
 
-from headrace.adapters.journal.ring import JournalRing
+from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.schema import AdminSpec, Settings
 from headrace.gateway.admin import Admin
@@ -25,6 +25,7 @@ from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import engines, prices
+from headrace.gateway.past import recall
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import TenantId
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 REVISION = 1
-"""Of the configuration a process starts with."""
+"""Of the configuration that the first process on a journal starts with."""
 _BACKLOG = 4_096
 _GIB_IN_MIB = 1_024
 _CLOSING_S = 5
@@ -81,12 +82,17 @@ def _each(*wanted: Callable[[T], None] | None) -> Callable[[T], None] | None:
 
 
 def _sinks(
-    journal: JournalRing | None, decisions: DecisionLog | None, spec: AdminSpec, audit: Audit
+    journal: HeldJournal | None,
+    unread: int,
+    decisions: DecisionLog | None,
+    spec: AdminSpec,
+    audit: Audit,
 ) -> dict[str, Callable[[], int]]:
-    """Return, by family, what each sink that there is could not keep."""
+    """Return, by family, what each sink that there is could not keep, or not be read from."""
     found: dict[str, Callable[[], int]] = {}
     if journal is not None:
         found["journal_dropped_frames"] = lambda: journal.dropped
+        found["journal_unread_segments"] = lambda: unread
     if decisions is not None:
         found["decision_log_dropped_lines"] = lambda: decisions.dropped
     if spec.audit_log is not None:
@@ -95,12 +101,11 @@ def _sinks(
 
 
 @asynccontextmanager
-async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIterator[None]:
+async def _answering(server: AdminServer | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
-    if app is None or sock is None:
+    if server is None or sock is None:
         yield
         return
-    server = AdminServer(app)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
     try:
         yield
@@ -128,14 +133,16 @@ class Gateway:
         _refuse_fan_out(config)
         self._settings, self._config = settings, config
         self._files = ExitStack()
-        journal = self._journal()
-        decisions = self._decisions()
+        self._kept = journal = self._journal()
+        past = recall(journal, clock, config)
+        self._revision = past.revision(config)
+        self._log = decisions = self._decisions()
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
-            engines(settings, clock),
+            engines(settings, clock, past.first_id),
             journal=journal,
-            resumed=journal is not None and journal.resumed,
+            past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
             decided=_each(
                 None if decisions is None else decisions.decided,
@@ -155,6 +162,7 @@ class Gateway:
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         self.admin: Admin | None = None
+        self._admin_server: AdminServer | None = None
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -164,23 +172,25 @@ class Gateway:
                 feed=feed,
                 audit=audit,
                 decisions=decisions,
-                dropped=_sinks(journal, decisions, settings.admin, audit),
+                dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
             self.admin = admin(
-                settings, settings.admin, clock, parts, revision=REVISION, reread=reread
+                settings, settings.admin, clock, parts, revision=self._revision, reread=reread
             )
+            self._admin_server = AdminServer(self.admin)
 
     async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
         """Serve until a signal or `stop`; return whether it ended well.
 
         `admin_sock`: where the admin side answers, if there is one, until the last stream is over.
         """
-        self.driver.start(self._config, REVISION)
+        self.driver.start(self._config, self._revision)
         try:
-            async with _answering(self.admin, admin_sock):
+            async with _answering(self._admin_server, admin_sock):
                 await self.server.serve(sockets=[sock])
         finally:
             self.driver.stop()
+            self.driver.unrecord()
             self._files.close()
         return self.driver.broken is None
 
@@ -191,15 +201,15 @@ class Gateway:
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
 
-    def _journal(self) -> JournalRing | None:
+    def _journal(self) -> HeldJournal | None:
         spec = self._settings.journal
         if spec.path is None:
             return None
         keep_bytes = int(spec.keep_gib * _GIB_IN_MIB) * MIB
-        ring = JournalRing(Path(spec.path), keep_bytes=keep_bytes)
-        self._files.callback(lambda: _tell_dropped("frames of the journal", ring.dropped))
-        self._files.callback(ring.close)
-        return ring
+        kept = HeldJournal(Path(spec.path), keep_bytes=keep_bytes)
+        self._files.callback(lambda: _tell_dropped("frames of the journal", kept.dropped))
+        self._files.callback(kept.close)
+        return kept
 
     def _decisions(self) -> DecisionLog | None:
         if self._settings.decision_log is None:
@@ -207,7 +217,7 @@ class Gateway:
         log = DecisionLog(Path(self._settings.decision_log))
         self._files.callback(lambda: _tell_dropped("lines of the decision log", log.dropped))
         self._files.callback(log.close)
-        log.configured(REVISION, canonical(self._config))
+        log.configured(self._revision, canonical(self._config))
         return log
 
     def _audit(self, spec: AdminSpec) -> Audit:
