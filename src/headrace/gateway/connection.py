@@ -13,6 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
 from headrace.gateway.http import CUT, HEAD_BYTES_MAX, Receive, Scope, Send
 
+RETIRED_S = 2.0
+"""How long a connection that is to close stays open for a request that may be on its way."""
 _PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
@@ -42,6 +44,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # since the read in which it began
         self._alarm: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._retired = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
@@ -93,6 +96,8 @@ class Connection(HttpToolsProtocol):
         self._reading = _Reading.BODY
         self._rest()
         super().on_headers_complete()
+        if self._retired:
+            self.cycle.keep_alive = False
         self._cycles = [one for one in self._cycles if not one.response_complete]
         self._cycles.append(self.cycle)
 
@@ -107,6 +112,19 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._reading is _Reading.BODY and not self._answering():
             self._wait()
+
+    def retire(self) -> None:
+        """Close after one more answer: to what was asked already, or is asked soon."""
+        self._retired = True
+        if self._answering():
+            self.cycle.keep_alive = False
+        elif self._reading is _Reading.NOTHING or not self._heads:
+            self._wait(min(RETIRED_S, self.patience_s))
+
+    def shutdown(self) -> None:
+        """Close when nothing is asked, unless it retires by itself."""
+        if not self._retired:
+            super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Any) -> None:
@@ -131,9 +149,11 @@ class Connection(HttpToolsProtocol):
             self._stall.cancel()
             self._stall = None
 
-    def _wait(self) -> None:
+    def _wait(self, patience_s: float | None = None) -> None:
         self._rest()
-        self._alarm = self.loop.call_later(self.patience_s, self._waited)
+        self._alarm = self.loop.call_later(
+            self.patience_s if patience_s is None else patience_s, self._waited
+        )
 
     def _rest(self) -> None:
         if self._alarm is not None:

@@ -164,7 +164,8 @@ FAMILIES: dict[str, Family] = {
         _C, "Journal frames that could not be kept; absent without a journal."
     ),
     "journal_unread_segments": Family(
-        _C, "Segments of earlier lives that could not be read at the start; absent without a journal."
+        _C,
+        "Segments of earlier lives that could not be read at the start; absent without a journal.",
     ),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."

@@ -19,7 +19,7 @@ from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.connection import patient
+from headrace.gateway.connection import Connection, patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
@@ -161,6 +161,9 @@ class Gateway:
             server=settings.server,
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
+        self.socks: tuple[socket.socket, socket.socket | None] | None = None
+        """Where callers and operators come in, while it serves."""
+        self._aside = False
         self.admin: Admin | None = None
         self._admin_server: AdminServer | None = None
         if settings.admin is not None and feed is not None:
@@ -179,11 +182,25 @@ class Gateway:
             )
             self._admin_server = AdminServer(self.admin)
 
-    async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
+    async def serve(
+        self,
+        sock: socket.socket,
+        admin_sock: socket.socket | None = None,
+        *,
+        accepting: Callable[[], None] | None = None,
+    ) -> bool:
         """Serve until a signal or `stop`; return whether it ended well.
 
         `admin_sock`: where the admin side answers, if there is one, until the last stream is over.
+        `accepting` is called once callers are let in.
         """
+
+        def let_in() -> None:
+            self.socks = sock, admin_sock
+            if accepting is not None:
+                accepting()
+
+        self.server.on_accepting = let_in
         self.driver.start(self._config, self._revision)
         try:
             async with _answering(self._admin_server, admin_sock):
@@ -197,6 +214,56 @@ class Gateway:
     def stop(self) -> None:
         """Have `serve` end: newcomers are refused, who is in may finish within the drain time."""
         self.server.should_exit = True
+
+    # Handing over -----------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> bool:
+        """Whether it takes no more callers."""
+        return self.server.should_exit
+
+    def step_back(self) -> None:
+        """Accept nobody for now, and end the record: another process may go on with both."""
+        assert self.socks is not None, "serve first"
+        sock, admin_sock = (None if one is None else one.dup() for one in self.socks)
+        assert sock is not None
+        self.socks = sock, admin_sock
+        for server in (self.server, self._admin_server):
+            for one in server.servers if server is not None and server.started else ():
+                one.close()
+        self.driver.unrecord()
+        if self._kept is not None:
+            self._kept.close()
+        if self._log is not None:
+            self._log.pause()
+        self._aside = True
+
+    async def come_back(self) -> None:
+        """Accept and record again, after `step_back`; else do nothing."""
+        if not self._aside or self.socks is None or self.driver.broken is not None:
+            return
+        self._aside = False
+        if self._kept is not None:
+            try:
+                self._kept.reopen()
+            except OSError as error:
+                _log.warning("the journal ends here: %s", error)
+            else:
+                self.driver.record(self._kept, resumed=True)
+        if self._log is not None:
+            self._log.go_on()
+        for server, sock in zip((self.server, self._admin_server), self.socks, strict=True):
+            if server is not None and sock is not None:
+                await server.startup(sockets=[sock])
+
+    def bow_out(self) -> None:
+        """End, now that another process has both: who is in may finish within the drain time."""
+        assert self.socks is not None, "serve first"
+        for sock in self.socks:
+            if sock is not None:
+                sock.close()
+        self.server.succeeded = True
+        self.stop()
 
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
@@ -254,10 +321,28 @@ class Server(uvicorn.Server):
         """Serve for `driver`, whose streams get `drain_s` to finish at shutdown."""
         super().__init__(config)
         self._driver, self._drain_s = driver, drain_s
+        self.on_accepting: Callable[[], None] | None = None
+        self.succeeded = False
+        """Whether another process has the listener: nobody need be refused."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let callers in."""
+        await super().startup(sockets)
+        told, self.on_accepting = self.on_accepting, None
+        if told is not None:
+            told()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse newcomers, let streams finish, end those that do not."""
-        self._driver.refuse_newcomers()
+        """Refuse newcomers, let streams finish, end those that do not.
+
+        After a hand-over each connection may ask once more: its caller cannot know of it.
+        """
+        if self.succeeded:
+            for connection in self.server_state.connections:
+                assert isinstance(connection, Connection)
+                connection.retire()
+        else:
+            self._driver.refuse_newcomers()
         loop = asyncio.get_running_loop()
         ending = loop.call_later(self._drain_s, self._driver.end_all)
         try:
