@@ -167,6 +167,11 @@ class Caller(threading.Thread):
         self.failed: list[Exception] = []
         self.going = True
 
+    def go_on(self, more: int) -> None:
+        """Wait for so many more answers, or a failure."""
+        wanted = len(self.answers) + more
+        until(lambda: len(self.answers) >= wanted or bool(self.failed))
+
     def run(self) -> None:
         wire = HTTPConnection("127.0.0.1", self.gateway.ports[0], timeout=30)
         while self.going:
@@ -190,16 +195,12 @@ def test_nobody_is_refused_while_processes_hand_over(tmp_path: Path) -> None:
         callers = [Caller(gateway, keep=keep) for keep in (True, False, False)]
         for caller in callers:
             caller.start()
-        until(lambda: all(len(caller.answers) > 5 for caller in callers))
+        for caller in callers:
+            caller.go_on(6)
         for _ in range(2):
             gateway.hand_over()
-            before = [len(caller.answers) for caller in callers]
-            until(
-                lambda before=before: all(
-                    len(caller.answers) > count + 5
-                    for caller, count in zip(callers, before, strict=True)
-                )
-            )
+            for caller in callers:
+                caller.go_on(6)
         rest = stream.read()
         assert rest.endswith(b"data: [DONE]\n\n")
         for caller in callers:

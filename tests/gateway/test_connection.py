@@ -70,11 +70,12 @@ def served(
         given = Settings(deployment=deployment(), keys=keys(), server=replace(spec, **server))
         gateway = Gateway(given, MonotonicClock(asyncio.get_running_loop()))
         sock = listen("127.0.0.1", 0)
+        place = sock.getsockname()
         running = asyncio.create_task(gateway.serve(sock))
         wires: list[Wire] = []
 
         async def dial() -> Wire:
-            wires.append(Wire(*await asyncio.open_connection(*sock.getsockname())))
+            wires.append(Wire(*await asyncio.open_connection(*place)))
             return wires[-1]
 
         try:

@@ -257,22 +257,16 @@ def of_another_version(head: Checkpoint) -> Checkpoint:
     return replace(head, version=99)
 
 
-def breaking(head: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose attempts are counted as if the restart had been."""
-    plane = Plane.thaw(head.state)
-    plane.state.live = dict.fromkeys(plane.state.live)  # type: ignore[arg-type]
-    plane.state.config = b"{}"
-    return replace(head, state=plane.freeze())
-
-
-@pytest.mark.parametrize("change", [unthawable, of_another_version, breaking])
+@pytest.mark.parametrize("change", [unthawable, of_another_version])
 def test_what_cannot_be_read_is_told_and_the_start_is_fresh(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[Checkpoint], Checkpoint]
 ) -> None:
     life = Life(tmp_path)
     assert not life.refused()
+    assert life.engine.calls
     life.die()
-    damage(segment_paths(tmp_path)[0], change)
+    (path,) = segment_paths(tmp_path)
+    damage(path, change)
     second = life.next()
     assert second.past.unread == 1
     assert len(caplog.records) == 2
@@ -307,6 +301,28 @@ def test_an_older_segment_is_better_than_none(
     assert third.refused()
     assert len(caplog.records) == 1
     third.die()
+
+
+def test_a_state_that_breaks_the_plane_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_replicas(head: Checkpoint) -> Checkpoint:
+        plane = Plane.thaw(head.state)
+        assert plane.state.live
+        plane.state.models.clear()
+        return replace(head, state=plane.freeze())
+
+    life = Life(tmp_path)
+    assert not life.refused()
+    life.driver.unrecord()
+    state = life.die()
+    damage(segment_paths(tmp_path)[-1], without_replicas)
+    second = life.next()
+    assert second.past.unread == 1
+    assert "breaks the plane" in caplog.text
+    assert second.states[0] == state
+    assert second.refused()
+    second.die()
 
 
 def test_a_record_that_does_not_follow_is_told(
@@ -381,9 +397,7 @@ def test_a_file_system_without_locks_keeps_a_journal_all_the_same(
     HeldJournal(tmp_path).close()
 
 
-def test_what_was_dropped_is_counted_over_all_openings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_dropped_is_counted_over_all_openings(tmp_path: Path) -> None:
     kept = HeldJournal(tmp_path)
     kept.put(b"\x00\x00\x00\x00", opens=False)
     kept.close()

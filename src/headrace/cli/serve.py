@@ -75,15 +75,9 @@ def serve(  # noqa: PLR0913 - a command's options
     Flags override the file. The emulated fleet's own flags are for use without one.
     """
     heir = Heir.of(os.environ)
-    key = None
-    if config is None:
-        key = minted() if heir is None or heir.key is None else heir.key
-    told = {
-        "server.host": host,
-        "server.port": port,
-        "journal.path": journal,
-        "decision_log": decisions,
-    }
+    key = _demo_key(heir) if config is None else None
+    told: dict[str, object] = {"server.host": host, "server.port": port}
+    told |= {"journal.path": journal, "decision_log": decisions}
     given = flags(sets) | {name: str(value) for name, value in told.items() if value is not None}
     fleet = {
         "--replicas": replicas,
@@ -120,6 +114,10 @@ def serve(  # noqa: PLR0913 - a command's options
     served_on = "" if successor is None else f"; process {successor} serves on"
     print(f"headrace: stopped{served_on}" if well else _BROKEN)
     return OK if well else FAILED
+
+
+def _demo_key(heir: Heir | None) -> str:
+    return minted() if heir is None or heir.key is None else heir.key
 
 
 def _listener(settings: Settings, heir: Heir | None) -> socket.socket:

@@ -153,13 +153,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = App(
-            self.driver,
-            keys,
-            clock,
-            models=config.models,
-            server=settings.server,
-        )
+        self.app = App(self.driver, keys, clock, models=config.models, server=settings.server)
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         self.socks: tuple[socket.socket, socket.socket | None] | None = None
         """Where callers and operators come in, while it serves."""
@@ -209,6 +203,7 @@ class Gateway:
             self.driver.stop()
             self.driver.unrecord()
             self._files.close()
+            self._close()
         return self.driver.broken is None
 
     def stop(self) -> None:
@@ -258,12 +253,14 @@ class Gateway:
 
     def bow_out(self) -> None:
         """End, now that another process has both: who is in may finish within the drain time."""
-        assert self.socks is not None, "serve first"
-        for sock in self.socks:
-            if sock is not None:
-                sock.close()
+        self._close()
         self.server.succeeded = True
         self.stop()
+
+    def _close(self) -> None:
+        for sock in self.socks or ():
+            if sock is not None:
+                sock.close()
 
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
