@@ -196,7 +196,10 @@ class Driver:
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        if flight.meter.tokens != flight.told:
+        # A whole answer that comes in one piece ends in the same breath: that end says it all.
+        if flight.meter.tokens != flight.told and (
+            flight.stream.ask.stream or flight.engine.tells_first
+        ):
             self._count(attempt, flight)
         flight.stream.push(data)
 
