@@ -15,6 +15,7 @@ from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
+from headrace.gateway.http import CUT
 from headrace.gateway.shadow import Shadow
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.engine import Snapshot, Usage
@@ -321,7 +322,9 @@ class Caller:
             "query_string": path.partition("?")[2].encode(),
             "client": (client, 50_000),
             "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+            "extensions": {CUT: {"close": self._cut}},
         }
+        self.is_cut = False
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": content, "more_body": False})
         self.status: int | None = None
@@ -331,6 +334,9 @@ class Caller:
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
             app(scope, self._incoming.get, self._send)
         )
+
+    def _cut(self) -> None:
+        self.is_cut = True
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -131,17 +131,23 @@ class App:
         except CallerGoneError:
             pass
         except TooLargeError:
-            await exchange.refuse(edge(Edge.BODY_TOO_LARGE))
+            await self._refuse(exchange, edge(Edge.BODY_TOO_LARGE))
         except TooSlowError:
-            await exchange.refuse(edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
+            await self._refuse(exchange, edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
         except RefusedError as refused:
-            await exchange.refuse(refused.fault)
+            await self._refuse(exchange, refused.fault)
         finally:
             self._count(exchange.refused)
 
+    async def _refuse(self, exchange: Exchange, fault: Fault, *more: tuple[bytes, bytes]) -> None:
+        """Turn away what the plane never saw; a known key is told its limits all the same."""
+        if exchange.tenant is not None:
+            exchange.headers += rate_headers(self._driver.plane, exchange.tenant)
+        await exchange.refuse(fault, *more)
+
     def _count(self, fault: Fault | None) -> None:
         """Count what was refused without a decision."""
-        if fault is not None and fault.detail.decision_id is None:
+        if fault is not None:
             self.refusals[fault.detail.reason] += 1
 
     async def _route(self, exchange: Exchange) -> None:
@@ -180,7 +186,7 @@ class App:
     async def _generate(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that an engine is needed for."""
         exchange.route = route
-        tenant = self._tenant(exchange)
+        tenant = exchange.tenant = self._tenant(exchange)
         with self._reading:
             content = await read_body(
                 exchange.scope,
@@ -194,6 +200,8 @@ class App:
     async def _answer(
         self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
     ) -> None:
+        if self._driver.closed is not None:
+            raise RefusedError(self._driver.closed)
         request, ask = self._request(exchange, tenant, asked, content)
         stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from headrace.gateway.errors import Edge, edge, failed, refused
+from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.gateway.shadow import Shadow
-from headrace.gateway.stream import Cut, Done, End, Left, Stream
+from headrace.gateway.stream import Cut, Done, Left, Stream
 from headrace.model.effect import (
     Cancel,
     Concluded,
@@ -118,7 +118,8 @@ class Driver:
         self._streams: dict[RequestId, Stream] = {}
         self._flights: dict[AttemptId, Flight] = {}
         self._moved: dict[AttemptId, int] = {}
-        self._closed: End | None = None  # what newcomers are told, once it takes none
+        self.closed: Fault | None = None
+        """What newcomers are told, once it takes none."""
         self.broken: Exception | None = None
         """What the plane failed with."""
         self.recent: deque[Concluded] = deque(maxlen=RECENT)
@@ -139,7 +140,7 @@ class Driver:
     @property
     def draining(self) -> bool:
         """Whether newcomers are refused while who is in goes on."""
-        return self._closed is not None and self.broken is None
+        return self.closed is not None and self.broken is None
 
     @property
     def ready_replicas(self) -> int:
@@ -156,8 +157,8 @@ class Driver:
     def offer(self, request: Request, ask: Ask) -> Stream:
         """Ask for an answer; a refusal is the stream's end. What `ask` holds only the engine sees."""
         stream = Stream(request, ask, self._now(), revision=self._revision)
-        if self._closed is not None:
-            stream.finish(self._closed)
+        if self.closed is not None:
+            stream.finish(self.closed)
             return stream
         self._streams[request.id] = stream
         self._post(RequestArrived(request))
@@ -222,6 +223,8 @@ class Driver:
         )
         if ending.outcome is Outcome.SUCCESS:
             flight.stream.finish(Done())
+        elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
+            flight.stream.finish(edge(Edge.UPSTREAM))
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
@@ -250,15 +253,17 @@ class Driver:
 
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
-        if self._closed is None:
-            self._closed = edge(Edge.SHUTTING_DOWN)
+        if self.closed is None:
+            self.closed = edge(Edge.SHUTTING_DOWN)
 
     def end_all(self) -> None:
         """End every request that is live, with an error to its caller."""
         self.refuse_newcomers()
-        assert self._closed is not None
-        for request, stream in list(self._streams.items()):
-            stream.finish(self._closed)
+        assert self.closed is not None
+        # Those that wait go first: what ends before them would have them sent.
+        waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
+        for request, stream in waiting_first:
+            stream.finish(self.closed)
             if self.broken is None:
                 self._post(CallerLeft(request, self._shown(stream)))
 
@@ -386,11 +391,11 @@ class Driver:
     def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""
         self.broken = error
-        self._closed = edge(Edge.INTERNAL)
+        self.closed = edge(Edge.INTERNAL)
         _log.critical("broken at journal index %d, on %r", self._index, event, exc_info=error)
         self._events.clear()
         for stream in self._streams.values():
-            stream.finish(self._closed)
+            stream.finish(self.closed)
         self._silence()
         if self._on_broken is not None:
             self._on_broken()

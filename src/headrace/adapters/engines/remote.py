@@ -117,7 +117,9 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close every connection."""
-        self._flights.clear()
+        self._let_go()
+        if self._probe is not None:
+            self._probe.exchange.abort()
         self._probe, self._probe_at = None, InstantNs(1 << 62)
         self.upstream.close()
 
@@ -134,11 +136,15 @@ class RemoteEngine:
         return self._clock.now()
 
     def over(self, attempt: AttemptId, ending: Ending, error: UpstreamError | None) -> None:
-        """An attempt ended; one that found nobody there says so of the engine."""
-        self._flights.pop(attempt, None)
-        self.tell.ended(attempt, ending)
-        if isinstance(error, UnreachableError):
+        """An attempt ended; one that found nobody there takes the engine down, and ends with it.
+
+        Told to have ended first, it would have the next one sent after it.
+        """
+        if isinstance(error, UnreachableError) and self.is_up:
             self._fall()
+        else:
+            self._flights.pop(attempt, None)
+            self.tell.ended(attempt, ending)
 
     def probed(self, result: Result) -> None:
         """A probe is over."""
@@ -160,10 +166,14 @@ class RemoteEngine:
         if not self.is_up:
             return
         self.is_up = False
+        self._let_go()
+        self.tell.down(self)
+
+    def _let_go(self) -> None:
+        """Stop every attempt and forget it."""
         flights, self._flights = self._flights, {}
         for flight in flights.values():
             flight.exchange.abort()
-        self.tell.down(self)
 
 
 class _Flight:
@@ -195,7 +205,9 @@ class _Flight:
     def on_end(self, result: Result) -> None:
         attempt, error = self._call.dispatch.attempt, result.error
         outcome, refusal = Outcome.ERROR, None
-        if error is None and self._status == _OK:
+        # After the end mark its caller has all of it, however the connection ends.
+        complete = error is None or result.done
+        if complete and self._status == _OK:
             outcome = Outcome.SUCCESS
             if self._body is not None:
                 self._hand_whole(self._body, result)
