@@ -318,7 +318,7 @@ class World:
     async def dial(self, *data: bytes, window: int = 0) -> Caller:
         """Connect, with a receive buffer of `window` bytes if given, and say something."""
         assert self._sock is not None
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         if window:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         sock.setblocking(False)

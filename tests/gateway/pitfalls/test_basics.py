@@ -1,9 +1,11 @@
 """The path that every pitfall is on, walked without one: what reaches the engine, and what does not."""
 
 import json
+import socket
 
 import pytest
 
+from headrace.gateway.connection import Connection
 from tests.gateway.pitfalls.scenes import (
     ENGINE_KEY,
     SHOWN,
@@ -12,6 +14,7 @@ from tests.gateway.pitfalls.scenes import (
     World,
     post,
     says,
+    silent,
     sized,
 )
 
@@ -57,3 +60,17 @@ async def test_control_headers_and_the_callers_key_stay_here(world: World) -> No
         b"content-length": b"%d" % len(body),
     }
     assert json.loads(body)["stream_options"] == {"include_usage": True}
+
+
+async def test_small_pieces_are_sent_at_once_on_both_sides(world: World) -> None:
+    await world.start(silent)
+    caller = await world.dial(post(stream=True))
+    peer = await world.sent()
+    (connection,) = world.gateway.server.server_state.connections
+    assert isinstance(connection, Connection)
+    option = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert connection._socket.get_extra_info("socket").getsockopt(*option)
+    (upstream,) = world.pool._busy
+    assert upstream.socket_option(*option)
+    peer.say(STREAM)
+    assert (await world.answered(caller))[0].body == SHOWN
