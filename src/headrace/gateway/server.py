@@ -45,9 +45,15 @@ _CLOSING_S = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that callers may connect before the server runs."""
+    """Return a listening socket, so that callers may connect before the server runs.
+
+    Its connections send small pieces at once: asyncio would see to that only for sockets that were
+    made with the protocol's number.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _tell_dropped(what: str, dropped: int) -> None:
@@ -255,6 +261,7 @@ class Gateway:
             access_log=False,
             log_config=None,
             server_header=False,
+            backlog=_BACKLOG,  # it listens anew
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
