@@ -57,6 +57,7 @@ class Connection(HttpToolsProtocol):
         self._unstall()
         self._abandon()
         super().connection_lost(exc)
+        self.app = self._given  # its own method would keep it for the garbage collector
 
     def data_received(self, data: bytes) -> None:
         """Read on; a head that grows too long ends the connection."""

@@ -132,13 +132,16 @@ class watching:  # noqa: N801 - used as a verb; a generator for each stream take
 
     def __enter__(self) -> None:
         """Watch."""
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+        watch = _watch(self._receive, self._left)
+        self._task = asyncio.get_running_loop().create_task(watch)
 
     def __exit__(self, *_: object) -> None:
         """Watch no more."""
         self._task.cancel()
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._left()
+
+async def _watch(receive: Receive, left: Callable[[], None]) -> None:
+    """Know nobody who knows the task that this is: it would be garbage that needs collecting."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    left()

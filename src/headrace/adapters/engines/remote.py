@@ -92,7 +92,7 @@ class RemoteEngine:
         """Stop an attempt: its connection is closed, which engines take as a cancel."""
         flight = self._flights.pop(attempt, None)
         if flight is not None:
-            flight.exchange.abort()
+            flight.abort()
 
     def pause(self, attempt: AttemptId) -> None:
         """Hold the engine back once enough is queued."""
@@ -135,7 +135,9 @@ class RemoteEngine:
 
     def over(self, attempt: AttemptId, ending: Ending, error: UpstreamError | None) -> None:
         """An attempt ended; one that found nobody there says so of the engine."""
-        self._flights.pop(attempt, None)
+        flight = self._flights.pop(attempt, None)
+        if flight is not None:
+            del flight.exchange
         self.tell.ended(attempt, ending)
         if isinstance(error, UnreachableError):
             self._fall()
@@ -162,12 +164,12 @@ class RemoteEngine:
         self.is_up = False
         flights, self._flights = self._flights, {}
         for flight in flights.values():
-            flight.exchange.abort()
+            flight.abort()
         self.tell.down(self)
 
 
 class _Flight:
-    """One attempt under way."""
+    """One attempt under way; it and its exchange know each other until then, and no longer."""
 
     __slots__ = ("_body", "_call", "_engine", "_status", "exchange")
 
@@ -177,6 +179,10 @@ class _Flight:
         self._engine, self._call = engine, call
         self._status = 0
         self._body: bytes | None = None
+
+    def abort(self) -> None:
+        self.exchange.abort()
+        del self.exchange
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
@@ -234,4 +240,5 @@ class _Probe:
         pass
 
     def on_end(self, result: Result) -> None:
+        del self.exchange
         self._engine.probed(result)

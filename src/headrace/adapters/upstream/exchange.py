@@ -426,6 +426,7 @@ class Exchange:
 
     def _let_go(self, *, reusable: bool) -> None:
         self._watch.stop()
+        self._response.drop()
         self._disconnect(reusable=reusable)
 
     def _disconnect(self, *, reusable: bool) -> None:
