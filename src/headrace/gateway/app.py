@@ -34,7 +34,7 @@ from headrace.gateway.http import (
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.model.deployment import ModelSpec
-from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
@@ -86,7 +86,7 @@ class _Slots:
 class App:
     """An ASGI application over a driver."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         keys: KeyRing,
@@ -95,12 +95,17 @@ class App:
         models: Sequence[ModelSpec],
         server: ServerSpec | None = None,
         below: Callable[[int], int] = secrets.randbelow,
+        observed: Callable[[RequestId], str | None] | None = None,
     ) -> None:
-        """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1."""
+        """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1.
+
+        `observed` says what a configuration that only watches decided; answers then tell it.
+        """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
         self._limits = server or ServerSpec()
         self._below = below
+        self._observed = observed
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
         self._failures = Failures(clock)
@@ -193,6 +198,8 @@ class App:
         stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         exchange.headers += rate_headers(self._driver.plane, tenant)
+        if self._observed is not None and (would := self._observed(request.id)) is not None:
+            exchange.headers.append((b"x-headrace-observed", would.encode()))
         try:
             with watching(exchange.receive, lambda: self._driver.leave(request.id)):
                 if asked.stream and self._is_early(request):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from headrace.gateway.errors import Edge, edge, failed, refused
+from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, End, Left, Stream
 from headrace.model.effect import (
     Cancel,
@@ -83,11 +84,13 @@ class Driver:
         decided: Callable[[DecisionRecord], None] | None = None,
         concluded: Callable[[Concluded], None] | None = None,
         on_broken: Callable[[], None] | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
         """Stand between callers and engines.
 
         `resumed`: the journal holds an earlier life. `decided` gets each decision, `concluded`
         each request that is over; `on_broken` is called when the plane has failed and the process must end.
+        `shadow` sees every event after the plane.
         """
         self.plane = Plane()
         self._handle = self.plane.handle
@@ -98,6 +101,8 @@ class Driver:
             self._handle = recorder.handle
         self._clock, self._decided, self._on_broken = clock, decided, on_broken
         self._concluded = concluded
+        self.shadow = shadow
+        """What decides beside the plane without effect, if anything does."""
         self._engines = {engine.name: engine for engine in engines}
         self._last = InstantNs(0)
         self._index = 0
@@ -191,7 +196,10 @@ class Driver:
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        if flight.meter.tokens != flight.told:
+        # A whole answer that comes in one piece ends in the same breath: that end says it all.
+        if flight.meter.tokens != flight.told and (
+            flight.stream.ask.stream or flight.engine.tells_first
+        ):
             self._count(attempt, flight)
         flight.stream.push(data)
 
@@ -279,8 +287,12 @@ class Driver:
         try:
             while self._events:
                 event = self._events.popleft()
-                for effect in self._handle(event, now=self._now()):
+                now = self._now()
+                effects = self._handle(event, now=now)
+                for effect in effects:
                     self._carry_out(effect)
+                if self.shadow is not None:
+                    self.shadow.saw(event, effects, now)
                 self._index += 1
         except Exception as error:  # noqa: BLE001 - our bug, whatever it is: stop, go on never
             self._break(error, event)
@@ -396,7 +408,9 @@ class Driver:
     def _arm(self) -> None:
         """Wake when the plane, the tick or the reports are due, whichever is first."""
         stopped = self._poll_at is None
-        times = (None if stopped else self.plane.next_timer(), self._tick_at, self._poll_at)
+        beside = None if stopped or self.shadow is None else self.shadow.next_timer()
+        due_here = None if stopped else self.plane.next_timer()
+        times = (due_here, beside, self._tick_at, self._poll_at)
         due = min((when for when in times if when is not None), default=None)
         if due == self._due:
             return
@@ -416,6 +430,8 @@ class Driver:
         when = self.plane.next_timer()
         if when is not None and when <= now and self.broken is None:
             self._post(TimerDue())
+        if self.shadow is not None and self.broken is None:
+            self.shadow.wake(self._now())
         self._arm()
 
     def _poll(self) -> None:
