@@ -21,14 +21,21 @@ from headrace.replica.core import Replica
 from headrace.units import NS_PER_S, DurationNs
 
 
+LIVES_BITS = 20
+"""Lives of one real engine are counted below them, engines above."""
+
+
 def engines(settings: Settings, clock: Clock) -> list[EngineClient]:
-    """Return an engine for every replica; raises ConfigError for keys and certificates that lack."""
+    """Return an engine for every replica; raises ConfigError for keys and certificates that lack.
+
+    Their incarnations are never the same.
+    """
     config = settings.deployment
     found: list[EngineClient] = []
     for pool in config.pools:
         given = [spec for spec in settings.upstreams if spec.pool == pool.name]
         for nth, spec in enumerate(given):
-            found.append(_remote(spec, pool, nth, clock))
+            found.append(_remote(spec, pool, nth, clock, len(found) + 1 << LIVES_BITS))
         if not given:
             found += _emulated(pool, settings.emulator, len(found), clock)
     return found
@@ -65,7 +72,9 @@ def _emulated(
         yield InProcessEngine(made, clock)
 
 
-def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> RemoteEngine:
+def _remote(
+    spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int
+) -> RemoteEngine:
     upstream = Upstream(
         spec.url,
         clock,
@@ -83,6 +92,7 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> Remot
             first_byte_ns=DurationNs(round(spec.first_byte_s * NS_PER_S)),
             gap_ns=DurationNs(round(spec.gap_s * NS_PER_S)),
         ),
+        incarnation=last,
     )
 
 

@@ -262,6 +262,7 @@ class Gateway:
             log_config=None,
             server_header=False,
             backlog=_BACKLOG,  # it listens anew
+            proxy_headers=False,  # a caller's word for its address would unlock the wrong-key limit
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
