@@ -116,7 +116,7 @@ BROKEN_PLANE = {
     "word that is none of the enumeration": (
         "  tenants:",
         "  admission:\n    mode: enforc\n  tenants:",
-        "d:9: invalid enum value 'enforc' at `$.deployment.admission.mode` (one of enforce, audit)",
+        "d:9: invalid enum value 'enforc' at `$.deployment.admission.mode` (one of enforce, audit, observe)",
     ),
     "stale below poll": (
         "  tenants:",
@@ -208,7 +208,7 @@ def test_all_independent_faults_are_told_at_once() -> None:
         "d:14: expected `float` >= 0.0 at `$.server.drain_s` (got -1)",
         (
             "d:15: unknown field `foo` at `$` "
-            "(known: deployment, keys, server, admin, emulator, journal, decision_log)"
+            "(known: deployment, keys, server, upstreams, admin, emulator, journal, decision_log)"
         ),
     ]
 

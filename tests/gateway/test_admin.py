@@ -14,7 +14,8 @@ from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.schema import AdminSpec, ServerSpec, Settings
 from headrace.gateway import health
 from headrace.gateway.audit import LOG
-from headrace.gateway.guard import ADDRESSES, FAILURES, Guard
+from headrace.gateway.failures import ADDRESSES, FAILURES
+from headrace.gateway.guard import Guard
 from headrace.gateway.steward import REVISIONS
 from headrace.model.deployment import TenantSpec
 from headrace.model.event import ConfigChanged
@@ -137,7 +138,7 @@ async def test_addresses_that_failed_are_remembered_within_bounds() -> None:
     guard = Guard(SPEC, gateway.clock)
     for nth in range(ADDRESSES + 5):
         guard.admit({"client": (f"10.0.{nth // 256}.{nth % 256}", 1), "headers": []})
-    assert len(guard._failures) == ADDRESSES
+    assert len(guard._failures._seen) == ADDRESSES
     gateway.finish()
 
 
@@ -321,9 +322,9 @@ async def test_a_drain_refuses_newcomers_and_lets_streams_finish(tmp_path: Path)
     for app in (gateway.app, gateway.admin):
         for path, status in (("/readyz", 503), ("/livez", 200), ("/health", 200)):
             assert (await Caller(app, path=path, method="GET", key=None).done()).status == status
-    engine.say(" two")
+    engine.say("data: [DONE]\n\n")
     engine.end()
-    assert (await running.done()).events[-1] == "[DONE]"
+    assert (await running.done()).content.endswith(b"data: [DONE]\n\n")
     assert (await gateway.order("/drain")).json == {"draining": True, "live": 0}
     assert [line["what"] for line in audited(gateway, tmp_path)] == ["drain"], "once"
     assert (await gateway.scrape())["headrace_draining"][0].value == 1

@@ -33,7 +33,9 @@ def test_a_connection_may_ask_once_more_after_another_process_has_the_listener()
         gateway.step_back()
         gateway.bow_out()
         connections = gateway.server.server_state.connections
-        await until(lambda: all(one._retired for one in connections if isinstance(one, Connection)))
+        await until(
+            lambda: all(one.is_retired for one in connections if isinstance(one, Connection))
+        )
         for wire in (fresh, used):
             await wire.send(HEALTH)
             status, fields, _ = await wire.answer()
@@ -65,7 +67,7 @@ def test_who_takes_back_the_listener_finds_everybody_still_there() -> None:
 def test_the_record_is_let_go_of_and_taken_up_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = replace(GIVEN, journal=JournalSpec(path=tmp_path))
+    given = replace(GIVEN, journal=JournalSpec(path=str(tmp_path)))
 
     async def run() -> None:
         gateway = Gateway(given, MonotonicClock(asyncio.get_running_loop()))

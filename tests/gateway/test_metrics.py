@@ -205,7 +205,8 @@ async def test_no_caller_can_mint_a_series() -> None:
     assert {s.labels["tenant"] for s in found["headrace_offered_requests_total"]} == {"free"}
     assert value(found, "headrace_rejected_requests_total", reason="model_unknown") == 20
     assert value(found, "headrace_edge_refused_requests_total", reason="no_such_path") == 20
-    assert value(found, "headrace_edge_refused_requests_total", reason="tenant_unknown") == 20
+    assert value(found, "headrace_edge_refused_requests_total", reason="tenant_unknown") == 10
+    assert value(found, "headrace_edge_refused_requests_total", reason="wrong_keys") == 10
     assert value(found, "headrace_ignored_headers_total", header="objective") == 20
     assert value(found, "headrace_ignored_headers_total", header="fairness") == 20
     gateway.finish()

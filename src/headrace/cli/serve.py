@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
 from headrace.cli.keys import key_hash, minted
@@ -25,6 +26,7 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.handover import Heir, Succession
 from headrace.gateway.server import Gateway, listen
+from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
 from headrace.model.deployment import PoolSpec
 
@@ -53,6 +55,27 @@ KeyEnv = Annotated[str | None, Parameter(help="Environment variable that holds t
 Host = Annotated[str | None, Parameter(help="Address to listen at.")]
 Port = Annotated[int | None, Parameter(help="TCP port; 0 takes a free one.")]
 JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to a folder.")]
+Observe = Annotated[
+    bool,
+    Parameter(negative=(), help="Let everything pass; log what would have been decided."),
+]
+ShadowFile = Annotated[
+    Path | None,
+    Parameter(
+        name="--shadow",
+        help="Configuration that decides beside the real one without effect; ends with a report.",
+    ),
+]
+ShadowLog = Annotated[
+    Path | None,
+    Parameter(help="Write each request that the shadow treats differently to a file."),
+]
+ShadowHeader = Annotated[
+    bool,
+    Parameter(
+        negative=(), help="Tell callers what would have been decided, in x-headrace-observed."
+    ),
+]
 Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a file.")]
 
 
@@ -68,6 +91,10 @@ def serve(  # noqa: PLR0913 - a command's options
     upstream_key_env: KeyEnv = None,
     journal: JournalDir = None,
     decisions: Decisions = None,
+    observe: Observe = False,
+    shadow: ShadowFile = None,
+    shadow_log: ShadowLog = None,
+    shadow_header: ShadowHeader = False,
     sets: Sets = (),
 ) -> int:
     """Serve an OpenAI-compatible API until Ctrl-C; on SIGUSR2 hand over to a successor.
@@ -101,8 +128,24 @@ def serve(  # noqa: PLR0913 - a command's options
         found = resolve(config, os.environ, given)
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
-    settings = found.settings
+    settings, second = beside(
+        found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
+    )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
+    well, successor = _run(settings, key, reread, second, heir)
+    served_on = "" if successor is None else f"; process {successor} serves on"
+    print(f"headrace: stopped{served_on}" if well else _BROKEN)
+    return OK if well else FAILED
+
+
+def _run(
+    settings: Settings,
+    key: str | None,
+    reread: Reread | None,
+    second: Beside | None,
+    heir: Heir | None,
+) -> tuple[bool, int | None]:
+    """Listen and serve; return whether it ended well, and the process that serves on."""
     with (
         _listener(settings, heir) as sock,
         _admin_listener(settings, heir) as admin_sock,
@@ -110,10 +153,8 @@ def serve(  # noqa: PLR0913 - a command's options
     ):
         if admin_sock is not None:
             _show_audit()
-        well, successor = runner.run(_serve(settings, (sock, admin_sock), key, reread, heir))
-    served_on = "" if successor is None else f"; process {successor} serves on"
-    print(f"headrace: stopped{served_on}" if well else _BROKEN)
-    return OK if well else FAILED
+        socks = (sock, admin_sock)
+        return runner.run(_serve(settings, socks, key, reread, second, heir))
 
 
 def _demo_key(heir: Heir | None) -> str:
@@ -187,13 +228,14 @@ async def _serve(
     socks: tuple[socket.socket, socket.socket | None],
     key: str | None,
     reread: Reread | None,
+    second: Beside | None,
     heir: Heir | None,
 ) -> tuple[bool, int | None]:
     """Serve; return whether that ended well, and the process that serves on."""
     loop = asyncio.get_running_loop()
     if heir is not None:
         heir.wait()
-    gateway = Gateway(settings, MonotonicClock(loop), reread=reread)
+    gateway = Gateway(settings, MonotonicClock(loop), reread=reread, beside=second)
     succession = Succession(gateway, key=key)
     collector = Collector(loop)
 
@@ -210,6 +252,8 @@ async def _serve(
             well = await gateway.serve(*socks, accepting=accepting)
     finally:
         collector.stop()
+        if second is not None and gateway.driver.shadow is not None:
+            tell(second, gateway.driver.shadow)
     return well, succession.successor
 
 

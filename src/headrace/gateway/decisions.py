@@ -32,6 +32,10 @@ class DecisionLog:
         """Write one decision. Never waits, never raises."""
         self._put(to_line(record))
 
+    def observed(self, record: DecisionRecord) -> None:
+        """Write one that had no effect, marked as such. Never waits, never raises."""
+        self._put(to_line(record, observed=True))
+
     def pause(self) -> None:
         """Write nothing any more: another process may."""
         self._paused = True

@@ -22,13 +22,15 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.connection import Connection, patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
+from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import engines, prices
 from headrace.gateway.past import recall
+from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
-from headrace.model.ids import TenantId
+from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.units import MIB
 
@@ -44,9 +46,15 @@ _CLOSING_S = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that callers may connect before the server runs."""
+    """Return a listening socket, so that callers may connect before the server runs.
+
+    Its connections send small pieces at once: asyncio would see to that only for sockets that were
+    made with the protocol's number.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _tell_dropped(what: str, dropped: int) -> None:
@@ -54,15 +62,19 @@ def _tell_dropped(what: str, dropped: int) -> None:
         _log.warning("%d %s could not be written", dropped, what)
 
 
-def _refuse_fan_out(config: PlaneConfig) -> None:
+def _refuse_fan_out(settings: Settings) -> None:
+    """Refuse several answers a request where no engine is there that would give them."""
+    config = settings.deployment
+    real = {spec.pool for spec in settings.upstreams}
+    emulated = {pool.model for pool in config.pools if pool.name not in real}
     faults = [
         Fault(
             Origin("configuration"),
-            "the gateway gives one answer a request",
+            "an emulated engine gives one answer a request",
             f"$.deployment.models[{nth}].fan_out_limit",
         )
         for nth, model in enumerate(config.models)
-        if model.fan_out_limit > 1
+        if model.fan_out_limit > 1 and model.name in emulated
     ]
     if faults:
         raise ConfigError(faults)
@@ -100,6 +112,11 @@ def _sinks(
     return found
 
 
+def _told(shadow: Shadow | None, beside: Beside | None) -> Callable[[RequestId], str | None] | None:
+    """Return what answers are to tell of a shadow's decisions."""
+    return shadow.verdict if shadow is not None and beside is not None and beside.shown else None
+
+
 @asynccontextmanager
 async def _answering(server: AdminServer | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
@@ -117,26 +134,37 @@ async def _answering(server: AdminServer | None, sock: socket.socket | None) -> 
 class Gateway:
     """Everything one process serves with; made inside its event loop."""
 
+    admin: Admin | None = None
+    socks: tuple[socket.socket, socket.socket | None] | None = None
+    """Where callers and operators come in, while it serves."""
+    _admin_server: AdminServer | None = None
+    _aside = False  # another process may have listeners and record
+
     def __init__(
         self,
         settings: Settings,
         clock: LoopClock,
         concluded: Callable[[Concluded], None] | None = None,
         reread: Reread | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """Compose; raises OSError if journal, decision log or audit log cannot be opened.
+        """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
         Raises ConfigError for what may be configured and is not served yet.
-        `concluded` is told of each request that is over; `reread` reads the configuration anew.
+        `concluded` is told of each request that is over; `reread` reads the configuration anew;
+        `beside` has another plane decide without effect.
         """
         config = settings.deployment
-        _refuse_fan_out(config)
+        _refuse_fan_out(settings)
         self._settings, self._config = settings, config
         self._files = ExitStack()
         self._kept = journal = self._journal()
         past = recall(journal, clock, config)
         self._revision = past.revision(config)
-        self._log = decisions = self._decisions()
+        observing = beside is not None and beside.observed
+        decisions = self._decisions(beside.config if beside is not None and observing else config)
+        logged = None if decisions is None or observing else decisions.decided
+        self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
@@ -144,22 +172,18 @@ class Gateway:
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
-            decided=_each(
-                None if decisions is None else decisions.decided,
-                None if feed is None else feed.decided,
-            ),
+            decided=_each(logged, None if feed is None else feed.decided),
             concluded=_each(concluded, None if feed is None else feed.concluded),
             on_broken=self._stop_hard,
+            shadow=None if beside is None else self._shadow(beside, decisions),
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = App(self.driver, keys, clock, models=config.models, server=settings.server)
+        told = _told(self.driver.shadow, beside)
+        self.app = App(
+            self.driver, keys, clock, models=config.models, server=settings.server, observed=told
+        )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
-        self.socks: tuple[socket.socket, socket.socket | None] | None = None
-        """Where callers and operators come in, while it serves."""
-        self._aside = False
-        self.admin: Admin | None = None
-        self._admin_server: AdminServer | None = None
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -168,12 +192,12 @@ class Gateway:
                 keys=keys,
                 feed=feed,
                 audit=audit,
-                decisions=decisions,
+                decisions=None if observing else decisions,
+                observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
-            self.admin = admin(
-                settings, settings.admin, clock, parts, revision=self._revision, reread=reread
-            )
+            spec, revision = settings.admin, self._revision
+            self.admin = admin(settings, spec, clock, parts, revision=revision, reread=reread)
             self._admin_server = AdminServer(self.admin)
 
     async def serve(
@@ -275,14 +299,27 @@ class Gateway:
         self._files.callback(kept.close)
         return kept
 
-    def _decisions(self) -> DecisionLog | None:
+    def _decisions(self, config: PlaneConfig) -> DecisionLog | None:
         if self._settings.decision_log is None:
             return None
         log = DecisionLog(Path(self._settings.decision_log))
         self._files.callback(lambda: _tell_dropped("lines of the decision log", log.dropped))
         self._files.callback(log.close)
-        log.configured(self._revision, canonical(self._config))
+        log.configured(self._revision, canonical(config))
         return log
+
+    def _shadow(self, beside: Beside, decisions: DecisionLog | None) -> Shadow:
+        """Return what decides beside the plane; the decision log has its decisions if all may pass."""
+        log = None if beside.log is None else DifferenceLog(beside.log)
+        if log is not None:
+            self._files.callback(lambda: _tell_dropped("lines of the shadow log", log.dropped))
+            self._files.callback(log.close)
+        return Shadow(
+            beside.config,
+            revision=self._revision,
+            decided=decisions.observed if decisions is not None and beside.observed else None,
+            differing=None if log is None else log.put,
+        )
 
     def _audit(self, spec: AdminSpec) -> Audit:
         audit = Audit(None if spec.audit_log is None else Path(spec.audit_log))
@@ -302,6 +339,8 @@ class Gateway:
             access_log=False,
             log_config=None,
             server_header=False,
+            backlog=_BACKLOG,  # it listens anew
+            proxy_headers=False,  # a caller's word for its address would unlock the wrong-key limit
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,

@@ -22,6 +22,15 @@ FAST = 200.0
 """A speed at which short answers are there at once."""
 ENDLESS = {"ignore_eos": True, "max_tokens": 100_000}
 """An answer that no test waits for: ten minutes long at speed 1."""
+KINDS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello there"}]},
+    "/v1/completions": {"prompt": "hello there"},
+    "/v1/responses": {"input": "hello there"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hello there"}]},
+    "/v1/embeddings": {"input": "hello there"},
+}
+"""A small request to every path that the engine works for."""
+NAMED = re.compile(rb"event: (?P<name>[a-z_.]+)\ndata: (?P<data>[^\n]+)")
 _READ = 65_536
 _SAMPLE = re.compile(r"(?P<name>[a-z_:]+)\{(?P<labels>[^}]*)\} (?P<value>\S+)")
 
@@ -130,6 +139,17 @@ class Reply:
         assert self.complete
         return [json.loads(event) for event in events]
 
+    @property
+    def named(self) -> list[Any]:
+        """The events of a stream whose events have names and that has no end mark."""
+        assert self.complete
+        assert self.body.endswith(b"\n\n")
+        events = [NAMED.fullmatch(event) for event in self.body[:-2].split(b"\n\n")]
+        told = [(event["name"].decode(), json.loads(event["data"])) for event in events if event]
+        assert len(told) == len(events)
+        assert all(name == data["type"] for name, data in told)
+        return [data for _, data in told]
+
 
 class Talk:
     """One connection with one request on it."""
@@ -161,9 +181,18 @@ class Talk:
         self._writer.close()
 
 
+def asking(path: str, *, most: int | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a small request to a path, for `most` tokens of output and no fewer."""
+    body = {"model": MODEL, **KINDS[path], **fields}
+    if most is not None and path != "/v1/embeddings":
+        name = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body |= {name: most, "ignore_eos": True}
+    return body
+
+
 def chat(**fields: Any) -> dict[str, Any]:
     """Return the body of a small chat."""
-    return {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}], **fields}
+    return asking("/v1/chat/completions", **fields)
 
 
 @asynccontextmanager

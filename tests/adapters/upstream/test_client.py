@@ -5,6 +5,7 @@ import ssl
 import pytest
 
 from headrace.adapters.upstream.client import Upstream, origin_of
+from headrace.ports.engine import Route
 from tests.adapters.upstream.scenes import (
     DONE,
     EVENTS,
@@ -50,13 +51,33 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["", "/base"])
+@pytest.mark.parametrize("route", Route)
+async def test_every_route_is_asked_and_read_as_its_own(
+    scene: Scene, route: Route, path: str
+) -> None:
+    told = b'{"usage":{"prompt_tokens":7,"input_tokens":7,"output_tokens":0}}'
+    server = await scene.server(answers(OK.replace(b"2\r\n\r\nok", b"64\r\n\r\n" + told)))
+    engine = Upstream(f"http://127.0.0.1:{server.port}{path}", scene.clock)
+    scene.pools.append(engine.pool)
+    call = Call(scene.changed)
+    call.exchange = engine.ask(route, b"{}", call)
+    result = await scene.result(call)
+    assert (call.pieces, result.error) == ([told], None)
+    assert result.usage is not None
+    assert result.usage.input_tokens == 7
+    (asked,) = server.peer.requests
+    assert asked.startswith(f"POST {path}{route} HTTP/1.1\r\n".encode())
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
 async def test_a_chat_and_a_look_go_where_engines_expect_them(scene: Scene, path: str) -> None:
     server = await scene.server(answers(EVENTS + chunk(WORD + USAGE + DONE) + LAST, OK))
     engine = Upstream(f"http://127.0.0.1:{server.port}{path}", scene.clock, key="sk-1")
     scene.pools.append(engine.pool)
     chat, look = Call(scene.changed), Call(scene.changed)
-    chat.exchange = engine.chat(b"{}", chat, hide_usage=True, headers=((b"x-a", b"b"),))
+    chat.exchange = engine.ask(Route.CHAT, b"{}", chat, hide_usage=True, headers=((b"x-a", b"b"),))
     result = await scene.result(chat)
     assert (chat.data, result.error, result.done) == (WORD + DONE, None, True)
     look.exchange = engine.get("/health", look)

@@ -9,6 +9,7 @@ from headrace.adapters.upstream.exchange import QUEUE_HIGH
 from headrace.adapters.upstream.sse import FRAME_MAX
 from headrace.model.engine import Usage
 from headrace.model.meter import Meter
+from headrace.ports.engine import Route
 from headrace.ports.upstream import CutError, MalformedError, ReportedError
 from headrace.units import DurationNs, Tokens
 from tests.adapters.upstream.scenes import (
@@ -88,11 +89,53 @@ async def test_every_cut_gives_the_same(scene: Scene) -> None:
         assert (result.error, result.done) == (None, True)
 
 
-async def test_an_answer_without_frames_is_handed_over_in_pieces(scene: Scene) -> None:
+async def test_an_answer_without_frames_is_handed_over_whole(scene: Scene) -> None:
+    body = b'{"choices":[{"index":0}],"usage":{"prompt_tokens":7,"completion_tokens":2}}'
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    server = await scene.server(silent)
+    pool = scene.pool(server)
+    call = scene.ask(pool, hide_usage=True)
+    await scene.until(lambda: server.requests == 1)
+    server.peer.say(head, chunk(body[:20]))
+    await scene.until(lambda: call.status == 200)
+    await scene.turns()
+    assert not call.pieces
+    server.peer.say(chunk(body[20:30]), chunk(body[30:]), LAST)
+    result = await scene.result(call)
+    assert (call.pieces, call.frames, pool.idle) == ([body], 0, 1)
+    assert (result.error, result.usage, result.whole, result.done) == (None, TOLD, True, False)
+
+
+async def test_an_error_status_tells_no_usage(scene: Scene) -> None:
     server = await scene.server(answers(OK.replace(b"200", b"429")))
     call, result = await scene.get(scene.pool(server))
-    assert (call.status, call.data, call.frames) == (429, b"ok", 0)
+    assert (call.status, call.pieces, call.frames) == (429, [b"ok"], 0)
     assert (result.error, result.status, result.usage) == (None, 429, None)
+
+
+async def test_an_answer_has_its_limit(scene: Scene) -> None:
+    server = await scene.server(answers(OK, OK.replace(b"2\r\n", b"9999\r\n")))
+    pool = scene.pool(server)
+    call, result = await scene.get(pool, answer_limit=2)
+    assert (call.pieces, result.error, pool.idle) == ([b"ok"], None, 1)
+    call, result = await scene.get(pool, answer_limit=1)
+    assert isinstance(result.error, MalformedError)
+    assert (call.pieces, result.whole, pool.idle) == ([], True, 0)
+
+
+async def test_a_whole_answer_waits_for_a_listener_that_pauses(scene: Scene) -> None:
+    server = await scene.server(silent)
+    pool = scene.pool(server)
+    call = scene.ask(pool)
+    await scene.until(lambda: server.requests == 1)
+    call.pause()
+    server.peer.say(OK)
+    await scene.until(lambda: pool.idle == 1)
+    assert not call.pieces
+    call.resume()
+    assert (call.pieces, call.results[0].error) == ([b"ok"], None)
 
 
 async def test_head_and_empty_answers_do_not_hang(scene: Scene) -> None:
@@ -126,7 +169,7 @@ async def test_interim_answers_and_trailers_leave_no_trace(scene: Scene) -> None
 @pytest.mark.parametrize("end", [Peer.close, Peer.reset])
 @pytest.mark.parametrize(
     "last",
-    [b"", b"2", b"5\r\n", chunk(WORD[:9]), chunk(WORD)[:-9], chunk(WORD + DONE)[:-2], b"0\r\n"],
+    [b"", b"2", b"5\r\n", chunk(WORD[:9]), chunk(WORD)[:-9], chunk(WORD + WORD)[:-2], b"0\r\n"],
 )
 async def test_an_engine_that_dies_never_ends_cleanly(
     scene: Scene, end: Callable[[Peer], None], last: bytes
@@ -143,7 +186,23 @@ async def test_an_engine_that_dies_never_ends_cleanly(
     assert isinstance(result.error, CutError)
     assert not result.error.retryable
     assert (result.whole, result.status) == (True, 200)
-    assert call.data in (WORD, WORD + WORD + DONE), "only whole frames"
+    assert call.data in (WORD, WORD * 3), "only whole frames"
+
+
+@pytest.mark.parametrize("end", [Peer.close, Peer.reset])
+@pytest.mark.parametrize("last", [chunk(DONE)[:-2], chunk(DONE), chunk(DONE) + LAST[:-2]])
+async def test_an_engine_that_dies_after_its_end_mark_said_all(
+    scene: Scene, end: Callable[[Peer], None], last: bytes
+) -> None:
+    server = await scene.server(silent)
+    pool = scene.pool(server)
+    call = scene.ask(pool)
+    await scene.until(lambda: server.requests == 1)
+    server.peer.say(EVENTS, chunk(WORD), last)
+    await scene.until(lambda: call.data == WORD + DONE)
+    end(server.peer)
+    result = await scene.result(call)
+    assert (result.error, result.done, result.whole, pool.idle) == (None, True, True, 0)
 
 
 async def test_an_engine_that_dies_within_a_large_frame_leaves_it_open(scene: Scene) -> None:
@@ -172,11 +231,48 @@ async def test_a_body_that_ends_with_the_connection_needs_its_end_mark(scene: Sc
     assert (call.data, result.error) == (b"ok", None)
 
 
+@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize(
+    ("route", "name", "last"),
+    [
+        (Route.MESSAGES, b"content_block_delta", b"message_stop"),
+        (Route.RESPONSES, b"response.output_text.delta", b"response.completed"),
+    ],
+)
+async def test_a_stream_that_names_its_end_needs_it(
+    scene: Scene, route: Route, name: bytes, last: bytes, close: bool
+) -> None:
+    content, end = [b"event: %s\ndata: {}\n\n" % kind for kind in (name, last)]
+
+    def say(peer: Peer) -> None:
+        body = content + end if server.requests == 1 else content
+        if close:
+            peer.close(EVENTS.replace(b"Transfer-Encoding: chunked\r\n", b""), body)
+        else:
+            peer.say(EVENTS, chunk(body), LAST)
+
+    server = await scene.server(say)
+    pool = scene.pool(server)
+    call, result = await scene.get(pool, route=route)
+    assert (call.data, result.error, result.done) == (content + end, None, True)
+    call, result = await scene.get(pool, route=route)
+    assert isinstance(result.error, CutError)
+    assert (call.data, result.whole, result.frames) == (content, True, 1)
+
+
+async def test_half_a_frame_is_not_handed_over_before_an_error(scene: Scene) -> None:
+    head = EVENTS.replace(b"Transfer-Encoding: chunked\r\n", b"")
+    server = await scene.server(lambda peer: peer.close(head + WORD + WORD[:-2]))
+    call, result = await scene.get(scene.pool(server))
+    assert isinstance(result.error, CutError)
+    assert (call.data, result.whole, result.frames) == (WORD, True, 1)
+
+
 async def test_an_end_before_the_length_is_no_end(scene: Scene) -> None:
     server = await scene.server(lambda peer: peer.close(OK[:-1]))
     call, result = await scene.get(scene.pool(server))
     assert isinstance(result.error, CutError)
-    assert call.data == b"o"
+    assert (call.status, call.data, result.whole) == (200, b"", True)
 
 
 async def test_an_error_within_the_stream_is_an_error(scene: Scene) -> None:

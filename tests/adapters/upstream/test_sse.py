@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.adapters.upstream.dialects import Completions, scanner_for
 from headrace.adapters.upstream.sse import FRAME_MAX, Scanner
 from headrace.model.engine import Usage
+from headrace.ports.engine import Route
 from headrace.units import Tokens
 
 WORD = b'data: {"choices":[{"delta":{"content":"w\xc3\xb6rd \xf0\x9f\x8c\x8a"}}]}\n\n'
@@ -42,11 +44,11 @@ class Seen(NamedTuple):
 
 def scan(*parts: bytes, hide: bool = False) -> Seen:
     """Feed the parts."""
-    scanner = Scanner(hide_usage=hide)
+    scanner = scanner_for(Route.CHAT, hide_usage=hide)
     out = b"".join(scanner.feed(part) for part in parts)
     counts = (scanner.frames, scanner.events, scanner.comments, scanner.done)
     told = (scanner.usage, scanner.fault, scanner.whole)
-    return Seen(out, *counts, *told, scanner.finish())
+    return Seen(out, *counts, *told, scanner.finish(framed=True))
 
 
 def single(body: bytes) -> list[bytes]:
@@ -61,7 +63,7 @@ def test_content_comments_and_marks_are_told_apart() -> None:
 
 
 def test_a_tail_is_held_until_its_frame_is_whole() -> None:
-    scanner = Scanner()
+    scanner = scanner_for(Route.CHAT)
     assert scanner.feed(WORD + b"data: {") == WORD
     assert scanner.feed(b"}") == b""
     assert scanner.feed(b"\n") == b""
@@ -155,14 +157,14 @@ def test_an_error_event_is_withheld_with_all_that_follows(frame: bytes) -> None:
 def test_a_last_frame_may_miss_its_end_mark() -> None:
     seen = scan(WORD + DONE.rstrip())
     assert (seen.out, seen.end) == (WORD, DONE.rstrip())
-    scanner = Scanner(hide_usage=True)
+    scanner = scanner_for(Route.CHAT, hide_usage=True)
     assert scanner.feed(USAGE.rstrip()) == b""
-    assert scanner.finish() == b""
+    assert scanner.finish(framed=True) == b""
     assert scanner.usage == TOLD
 
 
 def test_a_frame_too_large_to_hold_goes_on_in_pieces() -> None:
-    scanner = Scanner(hide_usage=True)
+    scanner = scanner_for(Route.CHAT, hide_usage=True)
     text = b"x" * FRAME_MAX
     assert scanner.feed(b"data: {}\n\ndata: " + text) == b"data: {}\n\ndata: " + text
     assert (scanner.whole, scanner.frames) == (False, 2)
@@ -174,7 +176,7 @@ def test_a_frame_too_large_to_hold_goes_on_in_pieces() -> None:
 
 
 def test_memory_is_bounded_however_large_a_frame_is() -> None:
-    scanner = Scanner()
+    scanner = scanner_for(Route.CHAT)
     for _ in range(1_000):
         scanner.feed(b"x" * 1_000)
         assert len(scanner._tail) <= FRAME_MAX
@@ -219,3 +221,20 @@ def test_no_cut_of_any_stream_shows(pieces: list[bytes], cuts: list[int], hide: 
     if not hide and seen.fault is None:
         assert seen.out + seen.end in (body, body[: len(seen.out + seen.end)])
         assert seen.out + seen.end == body or re.fullmatch(rb"[\r\n]*", body[len(seen.out) :])
+
+
+@given(body=st.lists(frames | large, max_size=12).map(b"".join), hide=st.booleans())
+def test_the_fast_path_is_only_faster(body: bytes, hide: bool) -> None:
+    slow = type("Slow", (Completions,), {"_single": _no_bytes, "_several": _no})(hide_usage=hide)
+    scanner = Completions(hide_usage=hide)
+    assert scanner.feed(body) == slow.feed(body)
+    for name in ("events", "marks", "comments", "done", "usage", "fault", "whole"):
+        assert getattr(scanner, name) == getattr(slow, name)
+
+
+def _no_bytes(_: Scanner, __: bytes) -> bytes:
+    return b""
+
+
+def _no(_: Scanner, __: bytes) -> bool:
+    return False

@@ -4,6 +4,8 @@ Knows no vendor. It is up once it answers `/health` (or anything below 500 there
 and down once it cannot be reached, or three probes in a row end otherwise.
 """
 
+import secrets
+
 from msgspec import Struct
 
 from headrace.adapters.engines.outgoing import edited
@@ -56,6 +58,7 @@ class RemoteEngine:
         self.upstream = upstream
         self._clock, self._model = clock, model
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)
+        self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
         self._probe: _Probe | None = None
@@ -82,14 +85,14 @@ class RemoteEngine:
             hide_usage=not ask.usage_shown,
             timeouts=self._timeouts,
             meter=call.meter,
-            headers=((b"x-request-id", b"headrace-%d" % call.dispatch.attempt),),
+            headers=((b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt)),),
         )
 
     def abort(self, attempt: AttemptId) -> None:
         """Stop an attempt: its connection is closed, which engines take as a cancel."""
         flight = self._flights.pop(attempt, None)
         if flight is not None:
-            flight.exchange.abort()
+            flight.abort()
 
     def pause(self, attempt: AttemptId) -> None:
         """Hold the engine back once enough is queued."""
@@ -114,7 +117,9 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close every connection."""
-        self._flights.clear()
+        self._let_go()
+        if self._probe is not None:
+            self._probe.exchange.abort()
         self._probe, self._probe_at = None, InstantNs(1 << 62)
         self.upstream.close()
 
@@ -131,11 +136,17 @@ class RemoteEngine:
         return self._clock.now()
 
     def over(self, attempt: AttemptId, ending: Ending, error: UpstreamError | None) -> None:
-        """An attempt ended; one that found nobody there says so of the engine."""
-        self._flights.pop(attempt, None)
-        self.tell.ended(attempt, ending)
-        if isinstance(error, UnreachableError):
+        """An attempt ended; one that found nobody there takes the engine down, and ends with it.
+
+        Told to have ended first, it would have the next one sent after it.
+        """
+        if isinstance(error, UnreachableError) and self.is_up:
             self._fall()
+        else:
+            flight = self._flights.pop(attempt, None)
+            if flight is not None:
+                del flight.exchange
+            self.tell.ended(attempt, ending)
 
     def probed(self, result: Result) -> None:
         """A probe is over."""
@@ -157,14 +168,18 @@ class RemoteEngine:
         if not self.is_up:
             return
         self.is_up = False
+        self._let_go()
+        self.tell.down(self)
+
+    def _let_go(self) -> None:
+        """Stop every attempt and forget it."""
         flights, self._flights = self._flights, {}
         for flight in flights.values():
-            flight.exchange.abort()
-        self.tell.down(self)
+            flight.abort()
 
 
 class _Flight:
-    """One attempt under way."""
+    """One attempt under way; it and its exchange know each other until then, and no longer."""
 
     __slots__ = ("_body", "_call", "_engine", "_status", "exchange")
 
@@ -174,6 +189,10 @@ class _Flight:
         self._engine, self._call = engine, call
         self._status = 0
         self._body: bytes | None = None
+
+    def abort(self) -> None:
+        self.exchange.abort()
+        del self.exchange
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
@@ -192,7 +211,9 @@ class _Flight:
     def on_end(self, result: Result) -> None:
         attempt, error = self._call.dispatch.attempt, result.error
         outcome, refusal = Outcome.ERROR, None
-        if error is None and self._status == _OK:
+        # After the end mark its caller has all of it, however the connection ends.
+        complete = error is None or result.done
+        if complete and self._status == _OK:
             outcome = Outcome.SUCCESS
             if self._body is not None:
                 self._hand_whole(self._body, result)
@@ -203,7 +224,7 @@ class _Flight:
             usage=result.usage,
             timing=NO_STREAM,
             refusal=refusal,
-            whole=result.whole or not result.frames,
+            whole=result.whole,
         )
         self._engine.over(attempt, ending, error)
 
@@ -231,4 +252,5 @@ class _Probe:
         pass
 
     def on_end(self, result: Result) -> None:
+        del self.exchange
         self._engine.probed(result)

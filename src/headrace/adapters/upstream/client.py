@@ -1,7 +1,7 @@
-"""One OpenAI-compatible server: what is asked of it, by name.
+"""One server that speaks OpenAI's or Anthropic's words: what is asked of it, by name.
 
 engine = Upstream("http://10.0.0.7:8000", clock, key="...")
-exchange = engine.chat(body, listener, hide_usage=True)
+exchange = engine.ask(Route.CHAT, body, listener, hide_usage=True)
 exchange.pause(); exchange.resume(); exchange.abort()
 """
 
@@ -18,6 +18,7 @@ from headrace.adapters.upstream.exchange import (
 from headrace.adapters.upstream.pool import DEFAULT_LIMITS, Limits, Origin, Pool
 from headrace.model.meter import Meter
 from headrace.ports.clock import Clock
+from headrace.ports.engine import Route
 
 _PORTS = {"http": 80, "https": 443}
 _JSON = (b"content-type", b"application/json")
@@ -57,8 +58,9 @@ class Upstream:
         self._base = urlsplit(url).path.rstrip("/").removesuffix("/v1")
         self.pool = Pool(origin_of(url, key=key, tls=tls), clock, limits)
 
-    def chat(
+    def ask(  # noqa: PLR0913 - what all requests have, by name
         self,
+        route: Route,
         body: bytes,
         listener: Listener,
         *,
@@ -67,14 +69,15 @@ class Upstream:
         meter: Meter | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> Exchange:
-        """Ask for a chat completion; `body` is the request's JSON, streamed if it says so.
+        """Ask something of a route; `body` is the request's JSON, answered with a stream if it says so.
 
         `hide_usage`: keep out of the stream what `stream_options` brought and the caller did not ask
-        for. `meter` counts frames with content as they arrive.
+        for; only chat and completions have it. `meter` counts frames with content as they arrive.
         """
         request = Request(
             method="POST",
-            path=f"{self._base}/v1/chat/completions",
+            path=self._base + route,
+            route=route,
             headers=(_JSON, _PLAIN, *headers),
             body=body,
             hide_usage=hide_usage,

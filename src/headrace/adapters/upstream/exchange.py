@@ -1,25 +1,29 @@
 """One request to an engine and its answer: when is it sent, retried, held back, given up?
 
-Tells its listener what came, in order, and how it ended, exactly once; after `abort()`, nothing.
-Knows no sockets (connection), keeps no connections (pool), and does not read frames (sse).
+Tells its listener what came, in order, and how it ended, exactly once; after `abort()`, nothing. An
+event stream is handed over as it comes; any other answer in one piece, once all of it came.
+Knows no sockets (connection), keeps no connections (pool), and does not read frames (sse, dialects).
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from headrace.adapters.upstream.connection import Connection
+from headrace.adapters.upstream.dialects import scanner_for
 from headrace.adapters.upstream.response import Headers, Response
 from headrace.adapters.upstream.sse import Scanner
+from headrace.adapters.upstream.usage import usage_of
 from headrace.adapters.upstream.watch import Watch
 from headrace.model.engine import Usage
 from headrace.model.meter import Meter
 from headrace.ports.clock import Clock
+from headrace.ports.engine import Route
 from headrace.ports.upstream import (
     CutError,
     LostError,
+    MalformedError,
     ReportedError,
     SilentError,
     UpstreamError,
@@ -32,16 +36,20 @@ QUEUE_HIGH = 262_144
 read more (256 KiB) and the socket's buffer, well under 1 MiB for each stalled stream."""
 QUEUE_LOW = 65_536
 """Bytes below which the engine may go on, and about what is handed over in one piece."""
+ANSWER_MAX = 67_108_864
+"""Bytes of an answer without frames, all of which is held. 64 MiB: some thousand embeddings as text."""
 _STALE = (ConnectionResetError, BrokenPipeError)
+_OK = 200
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
     """How long an engine may stay silent. None: as long as it likes."""
 
     first_byte_ns: DurationNs | None = None
-    """From sending to the first frame with data, or to the head of an answer without frames."""
+    """From sending to the first frame with content, or to the head of an answer without frames."""
     gap_ns: DurationNs | None = None
-    """From there on between two of them; comments do not count, nor time in which we did not read."""
+    """From there on between two frames with data, or pieces of such an answer; comments and pings do
+    not count, nor time in which we did not read."""
     deadline: InstantNs | None = None
     """When the whole exchange ends at the latest."""
 
@@ -57,8 +65,12 @@ class Request(Struct, frozen=True, kw_only=True):
     headers: Sequence[tuple[bytes, bytes]] = ()
     """Without host, length, connection, and credentials: those are the pool's."""
     body: bytes = b""
+    route: Route = Route.CHAT
+    """Whose words the answer uses; `path` is where it is asked for."""
     hide_usage: bool = False
     """We asked for usage in the stream and the caller did not: keep it out of the frames."""
+    answer_limit: int = ANSWER_MAX
+    """Bytes of an answer without frames, at most."""
     timeouts: Timeouts = NO_TIMEOUTS
     meter: Meter | None = None
     """Counts frames with content as they arrive, whether or not the listener takes them."""
@@ -77,12 +89,13 @@ class Result(Struct, frozen=True, kw_only=True):
     reused: bool
     """The last attempt went over a connection that had carried another."""
     whole: bool = True
-    """What was handed over ends with a frame: an event of our own may follow."""
+    """Nothing, or all of an answer, or whole frames were handed over: an event of our own may follow."""
     frames: int = 0
     """Frames that carried content."""
     done: bool = False
-    """`[DONE]` was among them."""
+    """The stream's end mark came."""
     usage: Usage | None = None
+    """The latest that was told."""
 
 
 class Listener(Protocol):
@@ -93,7 +106,7 @@ class Listener(Protocol):
         ...
 
     def on_frames(self, data: bytes, frames: int) -> None:
-        """Whole frames came, `frames` of them with content; without frames, a piece of the body."""
+        """Whole frames came, `frames` of them with content; or, of an answer without, all of it."""
         ...
 
     def on_end(self, result: Result) -> None:
@@ -128,9 +141,10 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_clock", "_connect_ns", "_connection", "_heard", "_hide_usage", "_keeper", "_listener",
-        "_meter", "_over", "_queue", "_response", "_result", "_resuming", "_reused", "_scanner",
-        "_silent", "_timeouts", "_watch", "_wire", "attempts", "paused_since", "queued",
+        "_answer", "_answer_left", "_clock", "_connect_ns", "_connection", "_heard", "_hide_usage",
+        "_keeper", "_listener", "_meter", "_over", "_queue", "_response", "_result", "_resuming",
+        "_reused", "_route", "_scanner", "_silent", "_timeouts", "_usage", "_watch", "_wire",
+        "attempts", "paused_since", "queued",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +161,10 @@ class Exchange:
         self._listener, self._keeper, self._clock = listener, keeper, clock
         self._wire = (head, request.body)
         self._timeouts, self._meter = request.timeouts, request.meter
-        self._hide_usage = request.hide_usage
+        self._route, self._hide_usage = request.route, request.hide_usage
+        self._answer: list[bytes] = []  # what came of an answer without frames
+        self._answer_left = request.answer_limit
+        self._usage: Usage | None = None  # what such an answer told
         self._connect_ns = connect_ns
         self._watch = Watch(clock, self._silence, request.timeouts.deadline)
         self._connection: Connection | None = None
@@ -156,7 +173,7 @@ class Exchange:
         self._silent = True  # nothing came yet that ends the wait for the first byte
         self._response = Response(is_head=request.method == "HEAD")
         self._scanner: Scanner | None = None
-        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queue: list[tuple[bytes, int]] = []  # an empty deque takes ten times the memory
         self._resuming = False
         self._result: Result | None = None
         self._over = False
@@ -251,7 +268,9 @@ class Exchange:
 
     def lost(self, error: Exception | None) -> None:
         """Send again if a pooled connection was stale; else it is over."""
-        if self._heard:
+        if self._scanner is not None and self._scanner.done:
+            self._complete()  # nothing of the answer is missing, but the end of its framing
+        elif self._heard:
             self._end(CutError("the connection ended within the answer"))
         elif self._reused and self.attempts == 1 and (error is None or isinstance(error, _STALE)):
             self._disconnect(reusable=False)
@@ -266,7 +285,7 @@ class Exchange:
         """The head is known."""
         headers = self._response.headers
         if any(n == b"content-type" and _is_events(value) for n, value in headers):
-            self._scanner = Scanner(hide_usage=self._hide_usage)
+            self._scanner = scanner_for(self._route, hide_usage=self._hide_usage)
         else:
             self._progress(now)
         self._listener.on_head(self._response.status, headers)
@@ -276,13 +295,23 @@ class Exchange:
         scanner = self._scanner
         if scanner is None:
             self._progress(now)
-            self._give(body, 0)
+            self._hold(body)
             return
         events, marks = scanner.events, scanner.marks
         out = scanner.feed(body)
-        if scanner.events != events or not scanner.whole:
+        frames = scanner.frames - events + marks
+        # An engine that begins its stream at once still has the prompt to read: no content, no word.
+        if frames or (not self._silent and (scanner.events != events or not scanner.whole)):
             self._progress(now)
-        self._note(out, scanner.frames - events + marks, now)
+        self._note(out, frames, now)
+
+    def _hold(self, body: bytes) -> None:
+        """Keep a piece of an answer that is handed over whole."""
+        self._answer.append(body)
+        self._answer_left -= len(body)
+        if self._answer_left < 0:
+            self._answer.clear()
+            self._end(MalformedError("the answer is too large"))
 
     def _note(self, out: bytes, frames: int, now: InstantNs) -> None:
         """Count frames, and give what may go on."""
@@ -321,11 +350,13 @@ class Exchange:
         """Hand over one piece of what is held."""
         pieces: list[bytes] = []
         size = frames = 0
-        while self._queue and size < QUEUE_LOW:
-            data, count = self._queue.popleft()
+        for data, count in self._queue:
+            if size >= QUEUE_LOW:
+                break
             pieces.append(data)
             size += len(data)
             frames += count
+        del self._queue[: len(pieces)]
         self.queued -= size
         connection = self._connection
         if connection is not None and connection.is_paused and self.queued < QUEUE_LOW:
@@ -341,18 +372,30 @@ class Exchange:
 
     def _complete(self) -> None:
         """All of the answer came."""
-        scanner = self._scanner
         self._disconnect(reusable=self._response.reusable)
-        error: UpstreamError | None = None
-        if scanner is not None:
-            frames = scanner.frames
-            tail = scanner.finish()
-            self._note(tail, scanner.frames - frames, self._clock.now())
-            if scanner.fault is not None:
-                error = ReportedError(scanner.fault)
-            elif self._response.until_close and not scanner.done:
-                error = CutError("the connection ended before the stream's end mark")
-        self._end(error)
+        if self._scanner is None:
+            self._complete_whole()
+            self._end(None)
+        else:
+            self._end(self._complete_stream(self._scanner))
+
+    def _complete_whole(self) -> None:
+        """Hand over an answer without frames."""
+        body = b"".join(self._answer)
+        self._answer.clear()
+        if self._response.status == _OK:
+            self._usage = usage_of(self._route, body)
+        if body:
+            self._give(body, 0)
+
+    def _complete_stream(self, scanner: Scanner) -> UpstreamError | None:
+        """Hand over the last of a stream, if it ended as it should; return what it ended with."""
+        frames = scanner.frames
+        tail = scanner.finish(framed=not self._response.until_close)
+        self._note(tail, scanner.frames - frames, self._clock.now())
+        if scanner.fault is not None:
+            return ReportedError(scanner.fault)
+        return CutError("the stream ended before its end mark") if scanner.cut else None
 
     def _silence(self, wait: Wait) -> None:
         self._end(SilentError(wait))
@@ -368,10 +411,10 @@ class Exchange:
             status=self._response.status if self._response.headed else 0,
             attempts=self.attempts,
             reused=self._reused,
-            whole=scanner is not None and scanner.whole,
+            whole=scanner is None or scanner.whole,
             frames=0 if scanner is None else scanner.frames,
             done=scanner is not None and scanner.done,
-            usage=None if scanner is None else scanner.usage,
+            usage=self._usage if scanner is None else scanner.usage,
         )
         if self._queue:
             self._result = result
@@ -385,6 +428,7 @@ class Exchange:
 
     def _let_go(self, *, reusable: bool) -> None:
         self._watch.stop()
+        self._response.drop()
         self._disconnect(reusable=reusable)
 
     def _disconnect(self, *, reusable: bool) -> None:

@@ -1,71 +1,55 @@
-"""Where do the frames of an event stream end, what do they carry, and may the caller see it?
+"""Where do the frames of an event stream end, and which go on to the caller?
 
 Bytes go on up to the last complete frame, and the tail is held, so that an event of our own can
-always follow well-formed. A frame over `FRAME_MAX` goes on in pieces, unread. However the bytes are
-cut into reads, what comes out and what is counted is the same.
+always follow well-formed. A frame over `FRAME_MAX` goes on in pieces, unread, unless its dialect wants
+to hold more of it. However the bytes are cut into reads, what comes out and what is counted is the same.
 
-Frames end with an empty line, after LF or CRLF. Knows nothing of HTTP, and keeps no time.
+Frames end with an empty line, after LF or CRLF. Knows nothing of HTTP, and keeps no time; what a frame
+says is its dialect's to read.
 """
 
 import re
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta, Raw, Struct
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from headrace.model.engine import Usage
-from headrace.units import Tokens
 
 FRAME_MAX = 65_536
 """Bytes of one frame that are held back. 64 KiB: some hundred times a usual frame."""
 _LARGE = FRAME_MAX + 1  # over it, with its end mark: `FRAME_MAX` was passed before the end was seen
 _MARK = 2  # an end mark begins at most so many bytes before its last
-_NULL_LAST = b',"usage":null}\n\n'
 _END = re.compile(rb"(\n\r?\n)[\r\n]*")
 _FIRST_END = re.compile(rb"\n\r?\n")
 _LINE = re.compile(rb"\r?\n")
 
 
-_Count = Annotated[int, Meta(ge=0)]
-
-
-class _Details(Struct):
-    cached_tokens: _Count | None = None
-
-
-class _Counts(Struct):
-    prompt_tokens: _Count
-    completion_tokens: _Count = 0
-    prompt_tokens_details: _Details | None = None
-
-
-_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-_COUNTS = msgspec.json.Decoder(_Counts)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class Scanner:
+class Scanner(ABC):
     """One event stream. Its counts may be read at any time."""
 
     __slots__ = (
-        "_hide", "_large", "_swallow", "_tail", "comments", "done", "events", "fault", "marks",
+        "_ends", "_open", "_swallow", "_tail", "comments", "cut", "done", "events", "fault", "marks",
         "usage",
     )  # fmt: skip
 
-    def __init__(self, *, hide_usage: bool = False) -> None:
-        """Start before the first frame; `hide_usage`: the caller did not ask for usage."""
-        self._hide = hide_usage
+    _marked: ClassVar[bool] = True
+    """The stream is cut if its end mark is missing, even where the body ends as it should."""
+
+    def __init__(self) -> None:
+        """Start before the first frame."""
         self._tail = b""
-        self._large = False  # inside a frame whose beginning has gone on
+        self._open = False  # what went on ends within a frame
+        self._ends = False  # the end of that frame is the end of the stream
         self._swallow = False  # a frame was left out, and further empty lines of it go with it
         self.events = 0
-        """Frames with data, whatever it is."""
+        """Frames with data, but for those that only keep the connection alive."""
         self.marks = 0
-        """Those of them that carry no content: usage alone, `[DONE]`, an error."""
+        """Those of them that carry no content: usage alone, beginnings and ends, an error."""
         self.comments = 0
-        """Frames without data."""
+        """All other frames: they say that the engine is there, not that it works."""
         self.done = False
-        """`[DONE]` came."""
+        """The end mark came."""
+        self.cut = False
+        """The stream ended without it."""
         self.usage: Usage | None = None
         """The latest usage that was told."""
         self.fault: bytes | None = None
@@ -79,20 +63,17 @@ class Scanner:
     @property
     def whole(self) -> bool:
         """Whether what went on so far ends with a frame, so that an event may follow it."""
-        return not self._large
+        return not self._open
 
     def feed(self, body: bytes) -> bytes:
         """Take a piece of the body and return what may go on."""
-        if self._large:
+        if self._open:
             return self._feed_large(body)
         if self.fault is not None:
             return b""
-        if not self._tail and _is_usual(body):
-            out = self._without_null(body) if b'"usage"' in body else body
-            if out:
-                self.events += 1
-                self._swallow = False
-                return out
+        if not self._tail and (out := self._single(body)):
+            self._swallow = False
+            return out
         search = 0
         if self._tail:
             search = max(0, len(self._tail) - _MARK)
@@ -103,32 +84,68 @@ class Scanner:
             return self._block(body)
         self._tail = body[end:]
         out = self._block(body[:end]) if end else b""
-        if len(self._tail) > FRAME_MAX and self.fault is None:
+        size = len(self._tail)
+        if size > FRAME_MAX and size > self._held_max(self._tail) and self.fault is None:
             out += self._begin_large()
         return out
 
-    def finish(self) -> bytes:
-        """Return what is left at the proper end of the body: a frame that misses its end mark."""
+    def finish(self, *, framed: bool) -> bytes:
+        """Return what is left at the end of the body: a frame that misses its end.
+
+        `framed`: HTTP told that the body ends here, and not just the connection. What is left of a
+        stream that was cut is withheld.
+        """
         tail, self._tail = self._tail, b""
-        if self._large:
-            self._large = False
-            return tail
-        return self._frame(tail, len(tail)) if tail and self.fault is None else b""
+        counts = self.events, self.marks
+        is_large = self._open
+        if tail and not is_large and self.fault is None and self._is_last(tail):
+            tail = self._frame(tail, len(tail))
+        if self.fault is not None:
+            return b""
+        if not self.done and (self._marked or not framed):
+            self.cut = True
+            self.events, self.marks = counts
+            return b""
+        self._open = is_large or bool(tail)
+        return tail
+
+    # What a dialect says ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _single(self, block: bytes) -> bytes:
+        """Return what goes on of a block, and count it, if it is one frame as most are.
+
+        Nothing if it is any other: it is looked at closely then. To be fast, and to agree with that.
+        """
+
+    @abstractmethod
+    def _several(self, block: bytes) -> bool:
+        """Return whether a block is frames as most are, to go on as they are, and count them."""
+
+    @abstractmethod
+    def _read(self, frame: bytes, lines: list[bytes], data: bytes) -> bytes:
+        """Read and count a frame that has data; return what of it goes on."""
+
+    def _is_last(self, tail: bytes) -> bool:  # noqa: ARG002 - of use to dialects
+        """Return whether what is left of a stream may be a frame that misses no more than its end."""
+        return True
+
+    def _held_max(self, start: bytes) -> int:  # noqa: ARG002 - of use to dialects
+        """Return how many bytes of a frame that starts so may be held."""
+        return FRAME_MAX
+
+    def _count_large(self, start: bytes) -> None:
+        """Count a frame too large to be held, whose first `FRAME_MAX` bytes are all to be read."""
+        if start.startswith(b":"):
+            self.comments += 1
+        else:
+            self.events += 1
 
     # Whole frames -----------------------------------------------------------------------------
 
     def _block(self, block: bytes) -> bytes:
         """Take complete frames. The usual ones are counted without looking at each."""
-        starts = block.count(b"\n\ndata:") + block.startswith(b"data:")
-        if (
-            starts
-            and starts == block.count(b"\n\n")
-            and b"\r" not in block
-            and b'"error"' not in block
-            and b"[DONE]" not in block
-            and (b'"usage"' not in block or (not self._hide and _only_null(block)))
-        ):
-            self.events += starts
+        if self._several(block):
             self._swallow = False
             return block
         return self._each(block)
@@ -149,77 +166,28 @@ class Scanner:
 
     def _frame(self, frame: bytes, length: int) -> bytes:
         """Take one frame and return what of it goes on; `length` leaves further empty lines out."""
-        if length > _LARGE:
+        if length > _LARGE and length > self._held_max(frame) + 1:
             self._count_large(frame)
-            return frame
-        if frame.endswith(_NULL_LAST) and _is_usual(frame) and (out := self._without_null(frame)):
-            self.events += 1
+            self._end_large()
+            return frame if self.fault is None else b""
+        if out := self._single(frame):
             return out
-        text = frame.rstrip(b"\r\n")
-        lines = _LINE.split(text)
-        pieces = [_value(line) for line in lines if line.startswith(b"data:")]
-        if not pieces:
+        lines = _LINE.split(frame.rstrip(b"\r\n"))
+        data = data_of(lines)
+        if data is None:
             self.comments += 1
             return frame
-        self.events += 1
-        data = pieces[0] if len(pieces) == 1 else b"\n".join(pieces)
-        if data.strip() == b"[DONE]":
-            self.done = True
-            self.marks += 1
-            return frame
-        told = any(line.startswith(b"event:") and _value(line) == b"error" for line in lines)
-        if not told and b'"usage"' not in data and b'"error"' not in data:
-            return frame
-        try:
-            fields = _FIELDS.decode(data)
-        except _UNREADABLE:
-            fields = {}
-        if told or _is_told(fields, "error"):
-            self.marks += 1
-            self.fault = data
-            return b""
-        if "usage" not in fields or not self._note_usage(fields):
-            return frame
-        return self._without_usage(fields, lines, frame[len(text) :])
-
-    def _without_null(self, frame: bytes) -> bytes:
-        """Return what goes on of a usual frame whose one usage is null; nothing, if it is another.
-
-        The key before the last brace is the outermost object's own: no need to decode it.
-        """
-        if not frame.endswith(_NULL_LAST) or frame.count(b'"usage"') != 1 or len(frame) > _LARGE:
-            return b""
-        return frame.removesuffix(_NULL_LAST) + b"}\n\n" if self._hide else frame
-
-    def _note_usage(self, fields: dict[str, Raw]) -> bool:
-        """Note the usage a frame tells; return whether the frame must not go on with it."""
-        if _is_told(fields, "usage"):
-            self.usage = _usage(fields["usage"]) or self.usage
-            self.marks += _is_bare(fields)
-        return self._hide
-
-    def _without_usage(self, fields: dict[str, Raw], lines: list[bytes], ends: bytes) -> bytes:
-        """Return a frame without its usage; nothing, if that was all it told."""
-        if _is_told(fields, "usage") and _is_bare(fields):
-            return b""
-        del fields["usage"]
-        others = [line for line in lines if not line.startswith(b"data:")]
-        others.append(b"data: " + msgspec.json.encode(fields))
-        return (b"\r\n" if ends.startswith(b"\r") else b"\n").join(others) + ends
+        return self._read(frame, lines, data)
 
     # Frames too large to be held ----------------------------------------------------------------
 
-    def _count_large(self, start: bytes) -> None:
-        if start.startswith(b":"):
-            self.comments += 1
-        else:
-            self.events += 1
-
     def _begin_large(self) -> bytes:
         """Let the beginning of a frame go on whose end is not in sight."""
-        self._count_large(self._tail)
-        self._large, self._swallow = True, False
         body, self._tail = self._tail, b""
+        self._count_large(body)
+        if self.fault is not None:
+            return b""
+        self._open, self._swallow = True, False
         return self._feed_large(body)
 
     def _feed_large(self, body: bytes) -> bytes:
@@ -227,11 +195,36 @@ class Scanner:
         body = self._tail + body
         match = _FIRST_END.search(body)
         if match is not None:
-            self._large, self._tail = False, b""
+            self._open, self._tail = False, b""
+            self._end_large()
             return body[: match.end()] + self.feed(body[match.end() :])
         held = 2 if body.endswith(b"\n\r") else body.endswith(b"\n")
         self._tail = body[len(body) - held :]
         return body[: len(body) - held]
+
+    def _end_large(self) -> None:
+        self.done, self._ends = self.done or self._ends, False
+
+
+def data_of(lines: list[bytes]) -> bytes | None:
+    """Return the data of a frame; None if it has none."""
+    pieces = [_value(line) for line in lines if line.startswith(b"data:")]
+    if len(pieces) == 1:
+        return pieces[0]
+    return b"\n".join(pieces) if pieces else None
+
+
+def name_of(lines: list[bytes]) -> bytes:
+    """Return what kind of event a frame calls itself; nothing, if it does not."""
+    for line in reversed(lines):
+        if line.startswith(b"event:"):
+            return _value(line)
+    return b""
+
+
+def _value(line: bytes) -> bytes:
+    """Return what follows a line's field name, less the one space that may come first."""
+    return line.partition(b":")[2].removeprefix(b" ")
 
 
 def _last_end(body: bytes, search: int) -> int:
@@ -246,48 +239,3 @@ def _last_end(body: bytes, search: int) -> int:
     while end < size and body[end] in b"\r\n":
         end += 1
     return end
-
-
-def _is_usual(block: bytes) -> bool:
-    """Return whether a block is one frame with one line of data that tells no error."""
-    return (
-        block.startswith(b"data: {")
-        and block.endswith(b"\n\n")
-        and block.count(b"\n") == _MARK
-        and b'"error"' not in block
-    )
-
-
-def _only_null(block: bytes) -> bool:
-    """Return whether every usage in frames is null, as OpenAI's own are but for the last."""
-    nulls = block.count(b'"usage":null') + block.count(b'"usage": null')
-    return nulls == block.count(b'"usage"')
-
-
-def _value(line: bytes) -> bytes:
-    """Return what follows a line's field name, less the one space that may come first."""
-    return line.partition(b":")[2].removeprefix(b" ")
-
-
-def _is_told(fields: dict[str, Raw], name: str) -> bool:
-    """Return whether a field is there and not null."""
-    return name in fields and bytes(fields[name]) != b"null"
-
-
-def _is_bare(fields: dict[str, Raw]) -> bool:
-    """Return whether a frame has choices, but none of them: its usage is all it tells."""
-    return "choices" in fields and b"".join(bytes(fields["choices"]).split()) == b"[]"
-
-
-def _usage(raw: Raw) -> Usage | None:
-    """Return the usage that an engine tells, or None if it makes no sense."""
-    try:
-        counts = _COUNTS.decode(raw)
-    except _UNREADABLE:
-        return None
-    cached = counts.prompt_tokens_details and counts.prompt_tokens_details.cached_tokens
-    return Usage(
-        input_tokens=Tokens(counts.prompt_tokens),
-        cached_tokens=Tokens(cached or 0),
-        output_tokens=Tokens(counts.completion_tokens),
-    )

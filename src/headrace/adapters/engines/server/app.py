@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace import __version__
-from headrace.adapters.engines.server import asked, words
+from headrace.adapters.engines import words
+from headrace.adapters.engines.server import asked
 from headrace.adapters.engines.server.asgi import (
     EVENTS,
     CallerGoneError,
@@ -26,6 +27,7 @@ from headrace.adapters.engines.server.attempts import Answer, Attempts, Work
 from headrace.adapters.engines.server.faults import FaultError, Faults, draws_error, from_json
 from headrace.adapters.engines.server.metrics import CONTENT_TYPE, Metrics
 from headrace.adapters.engines.server.outgoing import Outgoing
+from headrace.adapters.engines.words import errors
 from headrace.ports.clock import Clock
 from headrace.units import Tokens
 
@@ -43,9 +45,9 @@ class RefusedError(Exception):
     """A request that is turned away; becomes an answer, not a traceback."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        """Hold the answer."""
+        """Hold what is told to the caller; `param` is the field to blame."""
         super().__init__(message)
-        self.status, self.body = status, words.error(status, message, param)
+        self.status, self.param = status, param
 
 
 class Face(Struct, frozen=True, kw_only=True):
@@ -77,8 +79,7 @@ class App:
         self._load = 0
         self._exchanges: set[Exchange] = set()
         self._routes: dict[tuple[str, str], Act] = {
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/completions"): self._completion,
+            **{("POST", path): self._generate for path in asked.KINDS},
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/load"): self._told_load,
@@ -102,9 +103,12 @@ class App:
         except CallerGoneError:
             pass
         except asked.AskedError as fault:
-            await exchange.whole(400, words.error(400, str(fault), fault.param))
+            told = errors.error(exchange.path, 400, str(fault), fault.param)
+            await exchange.whole(400, told)
         except RefusedError as refused:
-            await exchange.whole(refused.status, refused.body)
+            status = refused.status
+            told = errors.error(exchange.path, status, str(refused), refused.param)
+            await exchange.whole(status, told)
         finally:
             self._exchanges.discard(exchange)
 
@@ -130,28 +134,21 @@ class App:
 
     # Generation -----------------------------------------------------------------------------------
 
-    async def _chat(self, exchange: Exchange) -> None:
-        await self._generate(exchange, asked.Chat)
-
-    async def _completion(self, exchange: Exchange) -> None:
-        await self._generate(exchange, asked.Completion)
-
-    async def _generate(
-        self, exchange: Exchange, kind: type[asked.Chat] | type[asked.Completion]
-    ) -> None:
+    async def _generate(self, exchange: Exchange) -> None:
         self._load += 1
         try:
             body = await exchange.body()
             if await self._befallen(exchange):
                 return
-            ask = asked.decoded(body, kind)
-            self._check(ask)
+            ask = asked.decoded(body, asked.KINDS[exchange.path])
+            self._check_model(ask.model)
+            ask.check()
             told = exchange.header(b"x-request-id") or token_hex(16)
             exchange.headers.append((b"x-request-id", told.encode("latin-1")))
-            name = f"chatcmpl-{told}" if isinstance(ask, asked.Chat) else f"cmpl-{told}"
+            name = f"{ask.named}{told}"
             answer = self._attempts.submit(self._work(exchange, ask, name))
             if answer is None:
-                await self._overloaded(exchange, stream=ask.stream)
+                await self._overloaded(exchange, stream=ask.streams)
                 return
             with exchange.watched(lambda: self._attempts.leave(answer)):
                 try:
@@ -173,21 +170,11 @@ class App:
             raise RefusedError(500, "EngineCore encountered an issue.")
         return False
 
-    def _check(self, ask: asked.Common) -> None:
-        """Refuse what cannot be served."""
-        self._check_model(ask.model)
-        if (ask.n or 1) > 1:
-            raise asked.AskedError("Only one answer a request is served here.", "n")
-        if ask.stream_options is not None and not ask.stream:
-            raise asked.AskedError(
-                "Stream options can only be defined when `stream=True`.", "stream_options"
-            )
-
     def _check_model(self, model: str | None) -> None:
         if model is not None and model != self._face.model:
             raise RefusedError(404, f"The model `{model}` does not exist.", "model")
 
-    def _work(self, exchange: Exchange, ask: asked.Chat | asked.Completion, name: str) -> Work:
+    def _work(self, exchange: Exchange, ask: asked.Common, name: str) -> Work:
         """Return what the engine gets."""
         prompt = ask.prompt()
         told = _replayed(exchange)
@@ -203,8 +190,7 @@ class App:
                 "input_tokens",
             )
         return Work(
-            # vLLM numbers the answers to a completion; an abort names one of them.
-            name=name if isinstance(ask, asked.Chat) else f"{name}-0",
+            name=ask.engine_name(name),
             prompt_tokens=tokens,
             prefix=asked.chunks(prompt, ask.cache_salt, told),
             prefix_tokens=asked.CHUNK_TOKENS,
@@ -214,28 +200,29 @@ class App:
 
     async def _overloaded(self, exchange: Exchange, *, stream: bool) -> None:
         """Turn a request away; a stream has its head already, so it gets an event."""
-        fault = words.error(503, "The engine has as many requests as it may have.")
+        message = "The engine has as many requests as it may have."
         if stream:
             await exchange.begin(200, (b"content-type", EVENTS))
-            await exchange.send(words.event(fault) + words.DONE, more=False)
+            await exchange.send(errors.streamed(exchange.path, 503, message), more=False)
         else:
-            await exchange.whole(503, fault)
+            raise RefusedError(503, message)
 
     async def _answer(
         self, exchange: Exchange, ask: asked.Common, answer: Answer, name: str
     ) -> None:
-        writer = words.Writer(
+        writer = words.writer(
+            exchange.path,
             name,
             self._clock.wall(),
             self._face.model,
             answer.work.prompt_tokens,
-            chat=isinstance(ask, asked.Chat),
             usage_at_end=ask.usage_at_end,
             usage_always=ask.usage_always,
             usage=not self._faults.drop_usage,
+            vectors=ask.vectors,
         )
         outgoing = Outgoing(exchange, answer, writer, self._faults)
-        await (outgoing.stream() if ask.stream else outgoing.whole())
+        await (outgoing.stream() if ask.streams else outgoing.whole())
 
     # Everything else ------------------------------------------------------------------------------
 

@@ -5,12 +5,14 @@ tells are the prompt they came from. Fields that change nothing here are accepte
 vLLM skips what it does not know.
 """
 
+from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from headrace.adapters.engines.words.embeddings import DIMENSIONS, Vectors
 from headrace.units import Tokens, ceil_div
 
 BYTES_PER_TOKEN = 4
@@ -20,6 +22,7 @@ _CHUNK_BYTES = CHUNK_TOKENS * BYTES_PER_TOKEN
 _HASH_BYTES = 16
 _ID_BYTES = 8
 _ID_MASK = (1 << 8 * BYTES_PER_TOKEN) - 1
+_DIMENSIONS_MAX = 16_384
 
 S = TypeVar("S", bound=Struct)
 _Count = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -57,18 +60,61 @@ class Message(Struct):
 
 
 class Common(Struct, kw_only=True):
-    """What both kinds of generation understand."""
+    """What every path understands that the engine works for."""
 
+    named: ClassVar[str]
+    """What the id of an answer begins with."""
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: _Count | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
     ignore_eos: bool = False
     cache_salt: str = ""
     priority: int = 0
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
     """For scheduler classes of vLLM; none runs here."""
+
+    @property
+    def cap(self) -> int | None:
+        """The most output tokens, if told."""
+        return None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in events."""
+        return self.stream
+
+    @property
+    def usage_at_end(self) -> bool:
+        """Whether a stream ends with its usage, where that has to be asked for."""
+        return False
+
+    @property
+    def usage_always(self) -> bool:
+        """Whether every event of a stream tells the usage so far."""
+        return False
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """What is asked for instead of words."""
+        return None
+
+    def prompt(self) -> bytes:
+        """Return the prompt's bytes."""
+        raise NotImplementedError
+
+    def engine_name(self, name: str) -> str:
+        """Return the id by which the engine knows an answer, and by which it may be aborted."""
+        return name
+
+    def check(self) -> None:
+        """Refuse what cannot be served."""
+
+
+class Choices(Common, kw_only=True):
+    """What chats and completions understand."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: _Count | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
 
     @property
     def cap(self) -> int | None:
@@ -86,10 +132,20 @@ class Common(Struct, kw_only=True):
         options = self.stream_options
         return self.usage_at_end and options is not None and options.continuous_usage_stats
 
+    def check(self) -> None:
+        """Refuse what cannot be served."""
+        if (self.n or 1) > 1:
+            raise AskedError("Only one answer a request is served here.", "n")
+        if self.stream_options is not None and not self.stream:
+            raise AskedError(
+                "Stream options can only be defined when `stream=True`.", "stream_options"
+            )
 
-class Chat(Common, kw_only=True):
+
+class Chat(Choices, kw_only=True):
     """A body of `/v1/chat/completions`."""
 
+    named = "chatcmpl-"
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     tools: Raw = Raw()
@@ -107,14 +163,159 @@ class Chat(Common, kw_only=True):
 _Prompt = str | list[str | int | list[_TokenId]]
 
 
-class Completion(Common, kw_only=True):
+class Completion(Choices, kw_only=True):
     """A body of `/v1/completions`."""
 
+    named = "cmpl-"
     prompt_: _Prompt = msgspec.field(name="prompt")
 
     def prompt(self) -> bytes:
         """Return the prompt's bytes."""
         return plain(self.prompt_)
+
+    def engine_name(self, name: str) -> str:
+        """Return the id by which the engine knows an answer: vLLM numbers those to a completion."""
+        return f"{name}-0"
+
+
+class Item(Struct):
+    """One item of a response's input: a message, a call of a tool or what came of it."""
+
+    type: str = "message"
+    role: str = ""
+    content: str | list[Part] | None = None
+    arguments: str = ""
+    output: str | list[Part] = ""
+
+
+class Responses(Common, kw_only=True):
+    """A body of `/v1/responses`; nothing is kept for a later one to go on from."""
+
+    named = "resp_"
+    input: str | Annotated[list[Item], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: _Count | None = None
+    previous_response_id: str | None = None
+    tools: Raw = Raw()
+
+    @property
+    def cap(self) -> int | None:
+        """The most output tokens, if told."""
+        return self.max_output_tokens
+
+    def prompt(self) -> bytes:
+        """Return the prompt as a chat's template would make it."""
+        pieces = [bytes(self.tools)]
+        if self.instructions is not None:
+            pieces.append(_said("system", self.instructions))
+        items = (
+            [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        )
+        for item in items:
+            text = flat(item.content) + item.arguments + flat(item.output)
+            pieces.append(_said(item.role or item.type, text))
+        return b"".join(pieces)
+
+    def check(self) -> None:
+        """Refuse what cannot be served."""
+        if self.previous_response_id is not None:
+            raise AskedError("Responses are not kept here.", "previous_response_id")
+
+
+class Block(Struct):
+    """A block of a message's content: text, a call of a tool or what came of it."""
+
+    text: str = ""
+    input: Raw = Raw()
+    content: str | list[Part] | None = None
+
+
+class Turn(Struct):
+    """One message of `/v1/messages`."""
+
+    role: str
+    content: str | list[Block]
+
+
+class Messages(Common, kw_only=True):
+    """A body of `/v1/messages`."""
+
+    named = "chatcmpl-"
+    messages: Annotated[list[Turn], Meta(min_length=1)]
+    max_tokens: _Count
+    system: str | list[Part] | None = None
+    tools: Raw = Raw()
+
+    @property
+    def cap(self) -> int | None:
+        """The most output tokens."""
+        return self.max_tokens
+
+    def prompt(self) -> bytes:
+        """Return the prompt as a chat's template would make it."""
+        pieces = [bytes(self.tools)]
+        if self.system is not None:
+            pieces.append(_said("system", flat(self.system)))
+        for turn in self.messages:
+            content = turn.content
+            blocks = [Block(text=content)] if isinstance(content, str) else content
+            pieces.append(_said(turn.role, ""))
+            for block in blocks:
+                pieces += (block.text.encode(), bytes(block.input), flat(block.content).encode())
+        return b"".join(pieces)
+
+
+class Embeddings(Common, kw_only=True):
+    """A body of `/v1/embeddings`; the engine gets all inputs as one prompt."""
+
+    named = "embd-"
+    input: str | Annotated[list[str | int | list[_TokenId]], Meta(min_length=1)]
+    dimensions: Annotated[int, Meta(ge=1, le=_DIMENSIONS_MAX)] = DIMENSIONS
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @property
+    def cap(self) -> int | None:
+        """One token of engine time, which nobody sees."""
+        return 1
+
+    @property
+    def streams(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """What is asked for."""
+        return Vectors(
+            inputs=tuple(self._inputs()),
+            dimensions=self.dimensions,
+            base64=self.encoding_format == "base64",
+        )
+
+    def prompt(self) -> bytes:
+        """Return every input, each from a token of its own on."""
+        return b"".join(
+            content.ljust(count(content) * BYTES_PER_TOKEN, b"\0") for content in self._inputs()
+        )
+
+    def _inputs(self) -> Iterator[bytes]:
+        """Yield the bytes of each input."""
+        told = self.input
+        for one in [told] if isinstance(told, str) or isinstance(told[0], int) else told:
+            content = _content(one)
+            if content is None:
+                raise AskedError("Texts and tokens do not mix.", "input")
+            yield content
+
+
+KINDS: dict[str, type[Common]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completion,
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+    "/v1/embeddings": Embeddings,
+}
+"""The paths that the engine works for, and what their bodies are."""
 
 
 class Tokenize(Struct, kw_only=True):
@@ -143,26 +344,25 @@ def rendered(messages: list[Message], tools: Raw | None = None) -> bytes:
     """Return the chat template's text: tools first, then each message."""
     pieces = [bytes(tools or b"")]
     for message in messages:
-        content = message.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        pieces.append(f"<|{message.role}|>{content or ''}".encode())
+        pieces.append(_said(message.role, flat(message.content)))
         pieces.append(bytes(message.tool_calls))
     return b"".join(pieces)
 
 
+def flat(content: str | list[Part] | None) -> str:
+    """Return the text of some content."""
+    if isinstance(content, list):
+        return "".join(part.text for part in content)
+    return content or ""
+
+
 def plain(prompt: _Prompt) -> bytes:
     """Return the bytes of a completion's one prompt, given as text or as token ids."""
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]  # type: ignore[assignment]  # a list of one prompt
-    if isinstance(prompt, str):
-        return prompt.encode()
-    if not all(isinstance(token, int) for token in prompt):
+    alone = isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int)
+    content = _content(prompt[0] if alone else prompt)
+    if content is None:
         raise AskedError("Only one prompt a request is served here.", "prompt")
-    return b"".join(
-        (int(token) & _ID_MASK).to_bytes(BYTES_PER_TOKEN, "little")  # type: ignore[arg-type]
-        for token in prompt
-    )
+    return content
 
 
 def decoded(body: bytes, kind: type[S]) -> S:
@@ -204,3 +404,17 @@ def chunks(prompt: bytes, salt: str, told: Tokens | None = None) -> tuple[int, .
         chain = blake2b(chain + chunk, digest_size=_HASH_BYTES).digest()
         found.append(int.from_bytes(chain[:_ID_BYTES], "big") >> 1)
     return tuple(found)
+
+
+def _said(role: str, text: str) -> bytes:
+    """Return what the template makes of one message."""
+    return f"<|{role}|>{text}".encode()
+
+
+def _content(told: object) -> bytes | None:
+    """Return the bytes of a text or of token ids; None if it is neither."""
+    if isinstance(told, str):
+        return told.encode()
+    if not isinstance(told, list) or not all(isinstance(token, int) for token in told):
+        return None
+    return b"".join((token & _ID_MASK).to_bytes(BYTES_PER_TOKEN, "little") for token in told)

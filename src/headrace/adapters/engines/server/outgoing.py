@@ -4,7 +4,7 @@ from headrace.adapters.engines.answer import text
 from headrace.adapters.engines.server.asgi import EVENTS, JSON, Exchange
 from headrace.adapters.engines.server.attempts import Answer
 from headrace.adapters.engines.server.faults import Damage, Faults
-from headrace.adapters.engines.server.words import DONE, Writer
+from headrace.adapters.engines.words.frame import Writer
 
 
 class Outgoing:
@@ -15,14 +15,18 @@ class Outgoing:
         self._exchange, self._answer, self._writer = exchange, answer, writer
         self._faults, self._damage = faults, Damage(faults)
         self._sent = 0
-        self._opening = writer.opening()
+        self._opening: list[bytes] = []
 
     async def stream(self) -> None:
         """Send the answer in events. As of vLLM, the head goes out before the first token."""
-        exchange, answer = self._exchange, self._answer
+        exchange, answer, writer = self._exchange, self._answer, self._writer
         await exchange.begin(200, (b"content-type", EVENTS))
         if self._faults.die_after == 0:
             await exchange.cut()
+            return
+        opening = writer.opening()
+        early, self._opening = opening[: writer.early], opening[writer.early :]
+        if early and not await self._sent_all(early, more=True):
             return
         over = False
         while not over:
@@ -33,10 +37,8 @@ class Outgoing:
                 await self._fall_silent()
                 return
             over = answer.end is not None
-            content, cut = self._damage.events(self._last() if over else self._more())
-            await exchange.send(content, more=cut or not over)
-            if cut:
-                await exchange.cut()
+            events = self._last() if over else self._more()
+            if not await self._sent_all(events, more=not over):
                 return
 
     async def whole(self) -> None:
@@ -57,6 +59,14 @@ class Outgoing:
         await exchange.send(content, more=cut)
         if cut:
             await exchange.cut()
+
+    async def _sent_all(self, events: list[bytes], *, more: bool) -> bool:
+        """Send events; return whether all of them went out, and the connection is not cut."""
+        content, cut = self._damage.events(events)
+        await self._exchange.send(content, more=cut or more)
+        if cut:
+            await self._exchange.cut()
+        return not cut
 
     def _is_silent(self) -> bool:
         after = self._faults.stall_after
@@ -87,7 +97,8 @@ class Outgoing:
         events = self._up_to(made - 1) if self._damage.counts else self._up_to(self._sent)
         reason = answer.finish_reason
         events += self._writer.closing(self._said(made), reason, made, answer.cached)
-        return events if self._faults.no_done else [*events, DONE]
+        mark = self._writer.end_mark
+        return [*events, mark] if mark and not self._faults.no_done else events
 
     def _said(self, made: int) -> str:
         """Return the text up to the `made`-th token that was not sent, and count it as sent."""

@@ -1,0 +1,116 @@
+"""What of a caller's request is said otherwise to the engine that serves it?
+
+The last hop: the caller's JSON is edited at its top level, and what is not edited is sent as it was
+written. Which limit holds, and which engine it is, was decided before.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import msgspec
+from msgspec import Raw
+
+from headrace.model.effect import Dispatch
+from headrace.ports.engine import Ask, Route
+
+_OUTPUT_LIMITS: dict[Route, tuple[str, ...]] = {
+    # Both are known to vLLM, SGLang and llama.cpp; the first is what all their releases know, so it is
+    # said where the caller said neither. OpenAI's own newest models want the second.
+    Route.CHAT: ("max_tokens", "max_completion_tokens"),
+    Route.COMPLETIONS: ("max_tokens",),
+    Route.RESPONSES: ("max_output_tokens",),
+    Route.MESSAGES: ("max_tokens",),
+    Route.EMBEDDINGS: (),
+}
+"""What the most tokens of an answer are called; the first is said where a caller said none."""
+_STREAM_OPTIONS = "stream_options"
+_WITH_OPTIONS = (Route.CHAT, Route.COMPLETIONS)
+"""Routes whose requests have `stream_options`, and, with vLLM and SGLang, the two fields that make an
+answer exactly so long."""
+_TRUE = Raw(b"true")
+_NULL = Raw(b"null")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_NUMBER = msgspec.json.Decoder(int | float)
+_encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+
+def edited(ask: Ask, dispatch: Dispatch, model: str) -> bytes:
+    """Return the JSON to send for a request to an engine that knows the model as `model`.
+
+    - `model` is the engine's name for it.
+    - The output limit is the plane's, unless the caller's own is a number that is no larger.
+    - A streamed chat or completion asks for usage, with the caller's other options kept; one that is
+      not streamed has no such options, since engines refuse them.
+    - A replay whose length is known makes exactly so many tokens, where the route lets us say so.
+
+    If nothing is to be changed, these are the caller's own bytes.
+    """
+    fields = _FIELDS.decode(ask.body)
+    changes: dict[str, Raw] = {}
+    name = _name(model)
+    if _differs(fields, "model", name):
+        changes["model"] = name
+    _limit(ask, dispatch, fields, changes)
+    if ask.stream and ask.route in _WITH_OPTIONS:
+        _ask_usage(fields, changes)
+    dropped = not ask.stream and fields.pop(_STREAM_OPTIONS, None) is not None
+    if not changes and not dropped:
+        return ask.body
+    fields.update(changes)
+    return _encode(fields)
+
+
+def _limit(ask: Ask, dispatch: Dispatch, fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
+    """Note what must change for an answer to be as long as it may, or shall."""
+    names = _OUTPUT_LIMITS[ask.route]
+    if not names:
+        return
+    said = [name for name in names if fields.get(name, _NULL) != _NULL] or names[:1]
+    if ask.replay_output is not None:
+        exact = _number(max(1, min(ask.replay_output, dispatch.output_limit)))
+        wanted = dict.fromkeys(said, exact)
+        if ask.route in _WITH_OPTIONS:
+            wanted |= {"ignore_eos": _TRUE, "min_tokens": exact}
+        changes.update({name: raw for name, raw in wanted.items() if _differs(fields, name, raw)})
+        return
+    for name in said:
+        if not _is_within(fields.get(name, _NULL), dispatch.output_limit):
+            changes[name] = _number(dispatch.output_limit)
+
+
+def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
+    """Note what must change for a stream to tell its usage; what is no object is the engine's to refuse."""
+    options: dict[str, Raw] = {}
+    told = fields.get(_STREAM_OPTIONS, _NULL)
+    if told != _NULL:
+        try:
+            options = _FIELDS.decode(told)
+        except _UNREADABLE:
+            return
+    if _differs(options, "include_usage", _TRUE):
+        options["include_usage"] = _TRUE
+        changes[_STREAM_OPTIONS] = Raw(_encode(options))
+
+
+def _differs(fields: dict[str, Raw], name: str, raw: Raw) -> bool:
+    """Return whether a field is not there, or is written otherwise."""
+    return fields.get(name) != raw
+
+
+def _is_within(raw: Raw, limit: int) -> bool:
+    """Return whether a caller's limit holds: a number from 0 to ours. -1 means none to some engines."""
+    try:
+        return 0 <= _NUMBER.decode(raw) <= limit
+    except _UNREADABLE:
+        return False
+
+
+@lru_cache(maxsize=1_024)
+def _name(model: str) -> Raw:
+    return Raw(_encode(model))
+
+
+def _number(value: int) -> Raw:
+    return Raw(b"%d" % value)

@@ -1,0 +1,80 @@
+"""What whole answers tell of usage, on every route."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.adapters.upstream.usage import usage_of
+from headrace.model.engine import Usage
+from headrace.ports.engine import Route
+from headrace.units import Tokens
+
+
+def usage(given: int, cached: int, made: int) -> Usage:
+    """Return a usage."""
+    return Usage(
+        input_tokens=Tokens(given), cached_tokens=Tokens(cached), output_tokens=Tokens(made)
+    )
+
+
+OPENAI = b'{"prompt_tokens":49,"completion_tokens":3,"total_tokens":52%s}'
+WRITTEN = b'"cache_creation_input_tokens":2,"cache_read_input_tokens":40,"output_tokens":3'
+CACHED = OPENAI % b',"prompt_tokens_details":{"cached_tokens":40,"audio_tokens":0}'
+
+
+@pytest.mark.parametrize(
+    ("route", "told", "expected"),
+    [
+        (Route.CHAT, CACHED, usage(49, 40, 3)),
+        (Route.CHAT, OPENAI % b"", usage(49, 0, 3)),
+        (Route.CHAT, OPENAI % b',"prompt_tokens_details":null', usage(49, 0, 3)),
+        (Route.CHAT, OPENAI % b',"prompt_tokens_details":{"cached_tokens":null}', usage(49, 0, 3)),
+        (Route.COMPLETIONS, CACHED, usage(49, 40, 3)),
+        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"total_tokens":49}', usage(49, 0, 0)),
+        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"completion_tokens":null}', usage(49, 0, 0)),
+        (
+            Route.RESPONSES,
+            b'{"input_tokens":49,"input_tokens_details":{"cached_tokens":40},"output_tokens":3}',
+            usage(49, 40, 3),
+        ),
+        (Route.RESPONSES, b'{"input_tokens":49,"output_tokens":3}', usage(49, 0, 3)),
+        (
+            Route.MESSAGES,
+            b'{"input_tokens":7,%s}' % WRITTEN,
+            usage(49, 40, 3),
+        ),
+        (
+            Route.MESSAGES,
+            b'{"input_tokens":7,"cache_read_input_tokens":null,"output_tokens":3}',
+            usage(7, 0, 3),
+        ),
+        (Route.MESSAGES, b'{"input_tokens":7}', None),
+    ],
+)
+def test_each_route_has_its_words(route: Route, told: bytes, expected: Usage | None) -> None:
+    for body in (
+        b'{"usage":%s}' % told,
+        b'{"id":"x","choices":[{"usage":{"prompt_tokens":1}}],"data":[[1.5,-2e3]],"usage":%s }'
+        % told,
+    ):
+        assert usage_of(route, body) == expected
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"ok", b"[]", b"{}", b'{"usage":null}', b'{"usage":3}', b'{"usage":{}}', b"\xff",
+        b'{"usage":{"prompt_tokens":-1,"input_tokens":-1,"output_tokens":1}}',
+        b'{"usage":{"prompt_tokens":"7","input_tokens":"7","output_tokens":1}}',
+        b'{"usage":' + b"[" * 5_000, b'{"error":{"message":"no"}}',
+    ],
+)  # fmt: skip
+def test_what_tells_no_usage_tells_none(route: Route, body: bytes) -> None:
+    assert usage_of(route, body) is None
+
+
+@given(route=st.sampled_from(Route), body=st.binary(max_size=60))
+def test_no_answer_is_too_strange(route: Route, body: bytes) -> None:
+    assert usage_of(route, body) is None
+    usage_of(route, b'{"usage":' + body + b"}")
