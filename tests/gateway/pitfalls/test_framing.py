@@ -12,7 +12,6 @@ from tests.gateway.pitfalls.scenes import (
     STREAM,
     WHOLE,
     World,
-
     post,
     says,
     sized,

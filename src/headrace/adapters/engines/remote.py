@@ -195,7 +195,9 @@ class _Flight:
     def on_end(self, result: Result) -> None:
         attempt, error = self._call.dispatch.attempt, result.error
         outcome, refusal = Outcome.ERROR, None
-        if error is None and self._status == _OK:
+        # After the end mark its caller has all of it, however the connection ends.
+        complete = error is None or result.done
+        if complete and self._status == _OK:
             outcome = Outcome.SUCCESS
             if self._body is not None:
                 self._hand_whole(self._body, result)
