@@ -1,6 +1,7 @@
 """Callers that are slower than their engine: nothing is lost, and little is held (1, 13)."""
 
 import hashlib
+import socket
 import tracemalloc
 from collections.abc import Callable, Iterator
 
@@ -14,8 +15,9 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 KIB, MIB = 1_024, 1_048_576
 WINDOW = 4 * KIB
-SOCKETS = 16 * MIB
+SOCKETS = 24 * MIB
 """What kernels hold at most of one stream, in two sockets."""
+LONG = 40 * MIB
 
 
 class Sink:
@@ -51,6 +53,13 @@ def held(world: World) -> int:
     return stream._size + exchange.queued + connection._socket.get_write_buffer_size()
 
 
+def short_of_buffers(peer: Peer) -> None:
+    """Have the engine's own socket hold little."""
+    assert peer.transport is not None
+    sock = peer.transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * KIB)
+
+
 async def stalled(world: World, pouring: Pouring) -> Peer:
     """Wait until the engine cannot say more."""
     peer = world.engine.peer
@@ -65,6 +74,8 @@ async def stalled(world: World, pouring: Pouring) -> Peer:
 
 async def slow(world: World) -> tuple[Caller, Sink]:
     """Ask, and read nothing but the beginning."""
+    world.engine.on_connect = short_of_buffers
+    world.pool.drop_idle()
     caller, sink = await world.dial(post(stream=True), window=WINDOW), Sink()
     caller.taken = sink
     await world.until(lambda: sink.size > 0)
@@ -72,7 +83,7 @@ async def slow(world: World) -> tuple[Caller, Sink]:
     return caller, sink
 
 
-@pytest.mark.parametrize("size", [24 * MIB, pytest.param(85 * MIB, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [LONG, pytest.param(85 * MIB, marks=pytest.mark.slow)])
 async def test_who_stops_reading_holds_the_engine_back_and_little_here(
     world: World, size: int
 ) -> None:
@@ -95,7 +106,7 @@ async def test_who_stops_reading_holds_the_engine_back_and_little_here(
 
 
 async def test_who_never_reads_again_is_gone_in_time(world: World) -> None:
-    pouring = Pouring(world.loop, long_stream(24 * MIB))
+    pouring = Pouring(world.loop, long_stream(LONG))
     await world.start(pouring, write_stall_s=30.0)
     caller, _ = await slow(world)
     await stalled(world, pouring)
@@ -111,7 +122,7 @@ async def test_who_never_reads_again_is_gone_in_time(world: World) -> None:
 async def test_who_stalls_and_leaves_is_let_go_at_once(
     world: World, way: Callable[[Caller], None]
 ) -> None:
-    pouring = Pouring(world.loop, long_stream(24 * MIB))
+    pouring = Pouring(world.loop, long_stream(LONG))
     await world.start(pouring, write_stall_s=30.0)
     caller, _ = await slow(world)
     await stalled(world, pouring)
