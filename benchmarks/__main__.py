@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks import harness
 
-REGISTRY = ("decision", "metrics", "simspeed", "overload", "fairwait", "swarm")
+REGISTRY = ("decision", "metrics", "simspeed", "overload", "fairwait", "swarm", "soak")
 """Every benchmark, in the order `all` runs them."""
 
 

@@ -116,7 +116,7 @@ BROKEN_PLANE = {
     "word that is none of the enumeration": (
         "  tenants:",
         "  admission:\n    mode: enforc\n  tenants:",
-        "d:9: invalid enum value 'enforc' at `$.deployment.admission.mode` (one of enforce, audit)",
+        "d:9: invalid enum value 'enforc' at `$.deployment.admission.mode` (one of enforce, audit, observe)",
     ),
     "stale below poll": (
         "  tenants:",

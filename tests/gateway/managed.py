@@ -19,6 +19,7 @@ from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.server import REVISION, _each
+from headrace.gateway.shadow import Shadow
 from headrace.gateway.steward import Reread
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock
@@ -39,7 +40,7 @@ SPEC = AdminSpec(keys=(AdminKeySpec(name="ops", hash=f"sha256:{sha256(ADMIN_KEY)
 class Managed:
     """Driver, application and admin application over given engines."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever a test may want otherwise
         self,
         engines: Callable[[Clock], list[Any]] = lambda clock: [emulated(clock)],
         *,
@@ -48,6 +49,8 @@ class Managed:
         server: ServerSpec | None = None,
         folder: Path | None = None,
         reread: Reread | None = None,
+        shadow: Shadow | None = None,
+        observing: bool = False,
     ) -> None:
         self.settings = Settings(
             deployment=config or deployment(),
@@ -72,6 +75,7 @@ class Managed:
                 self.feed.decided, None if self.decisions is None else self.decisions.decided
             ),
             concluded=self.feed.concluded,
+            shadow=shadow,
         )
         ring = KeyRing(self.settings.keys)
         self.app = App(
@@ -91,6 +95,7 @@ class Managed:
             audit=self.audit,
             decisions=self.decisions,
             dropped={"journal_dropped_frames": lambda: self.lost},
+            observing=observing,
         )
         self.admin = admin(self.settings, spec, self.clock, parts, revision=REVISION, reread=reread)
         self.driver.start(config, REVISION)

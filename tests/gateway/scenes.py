@@ -15,6 +15,8 @@ from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
+from headrace.gateway.http import CUT
+from headrace.gateway.shadow import Shadow
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import Event
@@ -256,12 +258,13 @@ class Gateway:
         *,
         config: PlaneConfig | None = None,
         server: ServerSpec | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
         self.config = config or deployment()
         self.clock = LoopClock(asyncio.get_running_loop())
         self.engines: list[EngineClient] = engines(self.clock)
         self.pages = Pages()
-        self.driver = Driver(self.clock, self.engines, journal=self.pages)
+        self.driver = Driver(self.clock, self.engines, journal=self.pages, shadow=shadow)
         self.app = App(
             self.driver,
             KeyRing(keys()),
@@ -269,6 +272,7 @@ class Gateway:
             models=self.config.models,
             server=server,
             below=lambda bound: bound - 1,
+            observed=None if shadow is None else shadow.verdict,
         )
         self.driver.start(self.config)
 
@@ -282,6 +286,10 @@ class Gateway:
         assert_books_closed(self.driver.plane)
         assert self.driver.live == 0
         assert self.pages.verified()
+        shadow = self.driver.shadow
+        if shadow is not None and shadow.broken is None:
+            assert_books_closed(shadow.plane)
+            assert shadow.known == 0
 
 
 class Caller:
@@ -314,7 +322,9 @@ class Caller:
             "query_string": path.partition("?")[2].encode(),
             "client": (client, 50_000),
             "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+            "extensions": {CUT: {"close": self._cut}},
         }
+        self.is_cut = False
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": content, "more_body": False})
         self.status: int | None = None
@@ -324,6 +334,9 @@ class Caller:
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
             app(scope, self._incoming.get, self._send)
         )
+
+    def _cut(self) -> None:
+        self.is_cut = True
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

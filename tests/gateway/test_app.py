@@ -95,7 +95,7 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
     [
         ({"body": b"{"}, 400, "invalid_value", None),
         ({"body": b'{"model":"m","messages":[]}'}, 400, "invalid_value", "messages"),
-        ({"body": {"model": "m"}}, 400, "invalid_value", None),
+        ({"body": {"model": "m"}}, 400, "invalid_value", "messages"),
         ({"max_tokens": "5"}, 400, "invalid_value", "max_tokens"),
         ({"body": b'{"model":"m","messages":[{"role":"\\ud800"}]}'}, 400, "invalid_value", None),
         ({"headers": {"x-slo-ttft-ms": "soon"}}, 400, "invalid_value", "x-llm-d-slo-ttft-ms"),

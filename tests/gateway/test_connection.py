@@ -189,7 +189,7 @@ def test_a_head_without_end_is_431(start: bytes) -> None:
             await wire.send(line)
             await asyncio.sleep(0.001)
         status, _, content = await answering
-        assert (status, content["error"]["code"]) == (431, "head_too_large")
+        assert (status, content["error"]["code"]) == (431, "headers_too_large")
 
     served(talk, patience_s=5)
 

@@ -6,9 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.errors import EDGES, REASONS, Edge, body, edge, failed, headers, refused
+from headrace.gateway.errors import (
+    EDGES,
+    REASONS,
+    Edge,
+    Fault,
+    body,
+    broken,
+    edge,
+    failed,
+    headers,
+    refused,
+)
 from headrace.model.decision import Gate, Reason, Reject, Verdict
 from headrace.model.ids import DecisionId
+from headrace.ports.engine import Route
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs
 
 # conventions of OpenAI's callers: what SDKs and dashboards key on.
@@ -18,7 +30,7 @@ TYPES = {
     403: {"invalid_request_error"},
     404: {"invalid_request_error"},
     405: {"invalid_request_error"},
-    408: {"invalid_request_error"},
+    408: {"timeout_error"},
     413: {"invalid_request_error"},
     431: {"invalid_request_error"},
     429: {"rate_limit_error", "insufficient_quota"},
@@ -111,3 +123,95 @@ def test_a_plane_that_knows_no_wait_is_believed() -> None:
     fault = refused(DecisionId(1), rejection(Reason.GAP_BOUND, Gate.DEADLINE, None), 1)
     assert fault.detail.retryable is False
     assert dict(headers(fault, lambda _: 0))[b"x-should-retry"] == b"false"
+
+
+def test_slow_requests_and_long_heads_are_told_by_their_conventional_names() -> None:
+    slow, long = (
+        json.loads(body(edge(one)))["error"] for one in (Edge.REQUEST_TIMEOUT, Edge.HEAD_TOO_LARGE)
+    )
+    assert (slow["type"], slow["code"]) == ("timeout_error", "request_timeout")
+    assert (long["type"], long["code"]) == ("invalid_request_error", "headers_too_large")
+
+
+LOST = failed(DecisionId(1), Reason.REPLICA_LOST, 1)
+
+
+@pytest.mark.parametrize("route", [route for route in Route if route is not Route.MESSAGES])
+def test_openai_routes_share_one_body(route: Route) -> None:
+    assert body(LOST, route) == body(LOST)
+
+
+# The types that Anthropic documents, by status.
+ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(failed(DecisionId(1), reason, 1) for reason in REASONS), *map(edge, EDGES)],
+    ids=lambda fault: fault.detail.reason,
+)
+def test_messages_have_anthropics_body(fault: Fault) -> None:
+    told, plain = json.loads(body(fault, Route.MESSAGES)), json.loads(body(fault))["error"]
+    assert set(told) == {"type", "error"}
+    assert told["type"] == "error"
+    named = told["error"].pop("type")
+    if fault.face.status in ANTHROPIC:
+        assert named == ANTHROPIC[fault.face.status]
+    del plain["type"]
+    assert told["error"] == plain
+
+
+@pytest.mark.parametrize(
+    ("reason", "params"),
+    [
+        (Reason.INPUT_EMPTY, ("messages", "prompt", "input", "messages", "input")),
+        (
+            Reason.OUTPUT_TOO_LONG,
+            ("max_tokens", "max_tokens", "max_output_tokens", "max_tokens", "max_tokens"),
+        ),
+        (Reason.MODEL_UNKNOWN, ("model",) * 5),
+    ],
+)
+def test_a_field_is_called_what_its_route_calls_it(reason: Reason, params: tuple[str, ...]) -> None:
+    fault = failed(DecisionId(1), reason, 1)
+    told = (json.loads(body(fault, route))["error"]["param"] for route in Route)
+    assert tuple(told) == params
+    own = edge(Edge.MALFORMED, "Wrong.", "messages")
+    assert json.loads(body(own, Route.RESPONSES))["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("route", [Route.CHAT, Route.COMPLETIONS])
+def test_a_broken_stream_ends_with_the_error_and_then_its_end(route: Route) -> None:
+    assert broken(LOST, route) == b"data: " + body(LOST) + b"\n\ndata: [DONE]\n\n"
+
+
+def test_a_broken_stream_of_messages_ends_with_an_error_event() -> None:
+    assert broken(LOST, Route.MESSAGES) == (
+        b"event: error\ndata: " + body(LOST, Route.MESSAGES) + b"\n\n"
+    )
+
+
+def test_a_broken_stream_of_responses_ends_with_an_error_event() -> None:
+    """With the event's own fields, and with the object that makes OpenAI's SDK raise."""
+    name, data, *rest = broken(LOST, Route.RESPONSES).split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b""])
+    told = json.loads(data.removeprefix(b"data: "))
+    error = json.loads(body(LOST))["error"]
+    assert told == {
+        "type": "error",
+        "code": "upstream_error",
+        "message": "The replica was lost.",
+        "param": None,
+        "error": error,
+    }

@@ -1,67 +1,125 @@
-"""What the gateway reads out of a prompt: text, length, and how it begins."""
+"""What the gateway reads out of a prompt: its canonical form, its length, and how it begins."""
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import fields
 
+from headrace.gateway.asked import Asked, read
+from headrace.gateway.asked.prompt import Prompt, Weight
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNKS_MAX, identities
-from headrace.gateway.prompt import Chat, canonical, decode, estimate
+from headrace.ports.engine import Route
 
 
-def chat(*contents: object, **others: object) -> bytes:
+def chat(*contents: object, **others: object) -> Asked:
     messages = [{"role": "user", "content": content} for content in contents]
-    return json.dumps({"model": "m", "messages": messages, **others}).encode()
+    return read(Route.CHAT, json.dumps({"model": "m", "messages": messages, **others}).encode())
+
+
+def picture(data: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 
 
 def test_equal_prompts_are_equal_however_they_are_spelled() -> None:
-    plain = canonical(decode(chat("grüße")))
-    escaped = canonical(
-        decode(b'{"messages": [ {"content":"gr\\u00fc\\u00dfe","role":"user"} ], "model":"m"}')
-    )
-    parts = canonical(
-        decode(chat([{"type": "text", "text": "gr"}, {"type": "text", "text": "üße"}]))
-    )
-    assert plain == escaped == parts
+    plain = chat("grüße").prompt
+    spelled = b'{"messages": [ {"content":"gr\\u00fc\\u00dfe","role":"user"} ], "model":"m"}'
+    parts = chat([{"type": "text", "text": "gr"}, {"type": "text", "text": "üße"}]).prompt
+    assert plain == read(Route.CHAT, spelled).prompt == parts
 
 
-def test_what_is_not_text_counts_nothing() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:" + "x" * 5_000}}
-    with_image = canonical(decode(chat([{"type": "text", "text": "hi"}, image])))
-    assert with_image == canonical(decode(chat("hi")))
+def test_equal_tools_are_equal_however_they_are_spelled() -> None:
+    plain = b'{"model":"m","tools":[{"name":"\xc3\xbc","n":1}],"messages":[{"role":"user"}]}'
+    spelled = b'{"model":"m","messages":[{"role":"user"}],"tools":[ {"name": "\\u00fc", "n":1 }]}'
+    assert read(Route.CHAT, plain) == read(Route.CHAT, spelled)
+    assert read(Route.CHAT, plain).has_tools
 
 
-def test_null_is_as_good_as_nothing() -> None:
-    """Optional fields are nullable in OpenAI's schema, and some clients write them all."""
-    part = {"type": "text", "text": "hi"}
-    message: dict[str, object] = {"role": "user", "content": [part]}
-    plain = decode(json.dumps({"model": "m", "messages": [message]}).encode())
-    other = {"type": "image_url", "text": None}
-    message = {"role": "user", "content": [part, other], "tool_calls": None, "name": None}
-    names = (*(field.name for field in fields(Chat) if not field.required), "temperature")
-    nulls = decode(
-        json.dumps({"model": "m", "messages": [message], **dict.fromkeys(names)}).encode()
-    )
-    assert canonical(nulls) == canonical(plain)
-    assert bool(nulls.stream) is False
-    assert (nulls.output_cap, nulls.n or 1, nulls.cache_salt or "") == (None, 1, "")
-    assert not nulls.wants_usage
-    options = decode(chat("hi", stream=True, stream_options={"include_usage": None}))
-    assert options.stream
-    assert not options.wants_usage
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (Route.CHAT, {"messages": [{"role": "system", "content": "s"},
+                                   {"role": "user", "content": "u"}]}),
+        (Route.RESPONSES, {"instructions": "s", "input": "u"}),
+        (Route.RESPONSES, {"instructions": "s", "input": [{"role": "user", "content": "u"}]}),
+        (Route.MESSAGES, {"system": [{"type": "text", "text": "s"}], "max_tokens": 1,
+                          "messages": [{"role": "user", "content": "u"}]}),
+    ],
+)  # fmt: skip
+def test_the_same_talk_begins_alike_on_every_route(route: Route, body: dict[str, object]) -> None:
+    asked = read(route, json.dumps({"model": "m", **body}).encode())
+    assert asked.prompt == b"\x1esystem\x1fs\x1euser\x1fu"
 
 
 def test_a_longer_conversation_begins_like_the_shorter() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    short = canonical(decode(chat("one", "two", tools=tools)))
-    assert canonical(decode(chat("one", "two", "three", tools=tools))).startswith(short)
-    assert canonical(decode(chat("one", "two"))) != short
+    short = chat("one", [picture("AAAA")], tools=tools).prompt
+    assert chat("one", [picture("AAAA")], "three", tools=tools).prompt.startswith(short)
+    assert chat("one", [picture("AAAA")]).prompt != short
+
+
+def test_tools_and_the_systems_words_come_first_wherever_they_stand() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"u"}],"max_tokens":1,%b}'
+    asked = read(Route.MESSAGES, body % b'"system":"s","tools":[{"name":"f"}]')
+    assert asked.prompt == b'[{"name":"f"}]\x1esystem\x1fs\x1euser\x1fu'
+
+
+def test_images_are_told_apart_by_their_data() -> None:
+    one, same, other = (chat([picture(data)]) for data in ("AAAA", "AAAA", "AAAB"))
+    assert one == same
+    assert one.prompt != other.prompt
+    assert one.input_tokens == other.input_tokens
+
+
+def test_a_chunk_of_a_prompt_stands_for_equally_many_tokens_whatever_it_is_made_of() -> None:
+    asked = chat([picture("AAAA")])
+    assert abs(len(asked.prompt) / 4 - asked.input_tokens) <= 4
+
+
+def test_tiny_parts_make_no_huge_prompt() -> None:
+    content = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": [picture("AAAA")] * 5_000}]}
+    ).encode()
+    asked = read(Route.CHAT, content)
+    assert asked.input_tokens > 5_000 * 700
+    assert len(asked.prompt) < 512 * 1_024 + len(content)
 
 
 def test_four_bytes_are_a_token_rounded_up() -> None:
-    assert estimate(b"") == (0, 0)
-    assert estimate(b"x" * 401) == (101, 25)
+    prompt = Prompt()
+    assert prompt.counted().tokens == 0
+    prompt.text("x" * 401)
+    counted = prompt.counted()
+    assert (counted.tokens, counted.margin) == (101, 25)
+
+
+def test_token_ids_count_themselves_exactly() -> None:
+    prompt = Prompt()
+    prompt.ids([1, 2, 100_000])
+    counted = prompt.counted()
+    assert (counted.tokens, counted.margin, len(counted.prompt)) == (3, 0, 12)
+
+
+def test_what_is_not_text_counts_by_its_weight() -> None:
+    prompt = Prompt()
+    prompt.text("x" * 400)
+    prompt.media("y" * 9_999, Weight(500, 70))
+    counted = prompt.counted()
+    assert (counted.tokens, counted.margin) == (600, 25 + 70)
+
+
+@given(st.lists(st.text()), st.text())
+def test_more_text_is_no_fewer_tokens(contents: list[str], more: str) -> None:
+    short = chat("", *contents)
+    long = chat("", *contents, more)
+    assert long.input_tokens >= short.input_tokens
+    assert long.input_margin >= short.input_margin
+    assert long.prompt.startswith(short.prompt)
+
+
+@given(st.text(), st.text())
+def test_text_is_the_same_prompt_if_and_only_if_it_is_the_same(one: str, other: str) -> None:
+    assert (chat(one).prompt == chat(other).prompt) == (one == other)
 
 
 @given(

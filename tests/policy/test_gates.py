@@ -311,6 +311,23 @@ def test_audit_still_refuses_what_cannot_be_served_at_all(
     assert rejected(changes, Gates(mode=GateMode.AUDIT)).reason is reason
 
 
+def test_observing_refuses_only_what_breaks_a_contract_or_finds_nobody() -> None:
+    observe = Gates(mode=GateMode.OBSERVE)
+    for changes, reason in (
+        ({"budget": budget(parallel_left=0)}, Reason.CONCURRENCY),
+        ({"budget": budget(tokens_limit=1)}, Reason.TOKEN_LIMIT),
+        ({"blocks_largest": 1}, Reason.KV_TOO_LARGE),
+        ({"ttft_ns": 1}, Reason.DEADLINE_IMPOSSIBLE),
+    ):
+        decision = observe.decide(entry(**changes))
+        assert isinstance(decision, Admit)
+        assert reason in [verdict.reason for verdict in decision.verdicts], "it is recorded"
+    nobody = {"budget": budget(parallel_left=0), "ready": 0, "replicas": ()}
+    assert rejected(nobody, observe).reason is Reason.NO_READY_REPLICA
+    strange = {"contract": contract(model_known=False), "ready": 0, "replicas": ()}
+    assert rejected(strange, observe).reason is Reason.MODEL_UNKNOWN
+
+
 # The wait ------------------------------------------------------------------------------------
 
 

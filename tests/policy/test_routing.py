@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from headrace.policy.routing.seconds import Seconds, is_open
+from headrace.policy.routing.seconds import UNBOUNDED, Seconds, is_open
 from tests.policy.evidence import MS, S, route, view
 
 SECONDS = Seconds()
@@ -145,3 +146,9 @@ def test_the_order_of_the_candidates_does_not_matter(order: list[int], used: lis
 def test_the_same_replica_wins_with_more_candidates_that_cost_more() -> None:
     views = [view(f"r{nth}", pending_prefill_ns=nth * MS) for nth in range(8)]
     assert chosen(*views[:1]) == chosen(*views) == "r0"
+
+
+def test_a_window_without_bound_is_open_whatever_is_there() -> None:
+    full = view(slots=0, blocks_reserved=1_000, pending_prefill_ns=S, decodes=9, tightest_gap_ns=1)
+    assert not is_open(full, 93, 1)
+    assert is_open(replace(full, window_ns=UNBOUNDED), 93, 1)

@@ -95,6 +95,15 @@ def test_what_was_decided_is_verified(tmp_path: Path) -> None:
     assert verify_decisions(path) == Verified(count=len(RECORDS))
 
 
+def test_what_was_only_observed_is_marked_and_verified_alike(tmp_path: Path) -> None:
+    lines = [to_line(record, observed=True) for record in decided()]
+    assert all(b'"observed":true' in line for line in lines)
+    assert verify_decisions(written(tmp_path, *lines)) == Verified(count=len(lines))
+    assert not any(b"observed" in to_line(record) for record in decided())
+    bare = [line.replace(b'"observed":true,', b"") for line in lines]
+    assert isinstance(verify_decisions(written(tmp_path, *bare)), Differs)
+
+
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     lines = list(read(written(tmp_path, *map(to_line, RECORDS))))
     assert isinstance(lines[0], ConfigLine)

@@ -14,6 +14,7 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
 from headrace.cli.keys import key_hash, minted
@@ -24,6 +25,7 @@ from headrace.gateway.audit import LOG as AUDIT
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.server import Gateway, listen
+from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
 from headrace.model.deployment import PoolSpec
 
@@ -51,6 +53,27 @@ KeyEnv = Annotated[str | None, Parameter(help="Environment variable that holds t
 Host = Annotated[str | None, Parameter(help="Address to listen at.")]
 Port = Annotated[int | None, Parameter(help="TCP port; 0 takes a free one.")]
 JournalDir = Annotated[Path | None, Parameter(help="Write the plane's journal to a folder.")]
+Observe = Annotated[
+    bool,
+    Parameter(negative=(), help="Let everything pass; log what would have been decided."),
+]
+ShadowFile = Annotated[
+    Path | None,
+    Parameter(
+        name="--shadow",
+        help="Configuration that decides beside the real one without effect; ends with a report.",
+    ),
+]
+ShadowLog = Annotated[
+    Path | None,
+    Parameter(help="Write each request that the shadow treats differently to a file."),
+]
+ShadowHeader = Annotated[
+    bool,
+    Parameter(
+        negative=(), help="Tell callers what would have been decided, in x-headrace-observed."
+    ),
+]
 Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a file.")]
 
 
@@ -66,6 +89,10 @@ def serve(  # noqa: PLR0913 - a command's options
     upstream_key_env: KeyEnv = None,
     journal: JournalDir = None,
     decisions: Decisions = None,
+    observe: Observe = False,
+    shadow: ShadowFile = None,
+    shadow_log: ShadowLog = None,
+    shadow_header: ShadowHeader = False,
     sets: Sets = (),
 ) -> int:
     """Serve an OpenAI-compatible API until Ctrl-C.
@@ -102,8 +129,17 @@ def serve(  # noqa: PLR0913 - a command's options
         found = resolve(config, os.environ, given)
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
-    settings = found.settings
+    settings, second = beside(
+        found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
+    )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
+    well = _run(settings, key, reread, second)
+    print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
+    return OK if well else FAILED
+
+
+def _run(settings: Settings, key: str | None, reread: Reread | None, second: Beside | None) -> bool:
+    """Listen and serve; return whether it ended well."""
     admin = settings.admin
     with (
         listen(settings.server.host, settings.server.port) as sock,
@@ -112,9 +148,7 @@ def serve(  # noqa: PLR0913 - a command's options
     ):
         if admin_sock is not None:
             _show_audit()
-        well = runner.run(_serve(settings, sock, admin_sock, key, reread))
-    print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
-    return OK if well else FAILED
+        return runner.run(_serve(settings, sock, admin_sock, key, reread, second))
 
 
 def demo_settings(
@@ -168,14 +202,18 @@ async def _serve(
     admin_sock: socket.socket | None,
     key: str | None,
     reread: Reread | None,
+    second: Beside | None,
 ) -> bool:
-    gateway = Gateway(settings, MonotonicClock(asyncio.get_running_loop()), reread=reread)
+    clock = MonotonicClock(asyncio.get_running_loop())
+    gateway = Gateway(settings, clock, reread=reread, beside=second)
     _greet(settings, sock, admin_sock, key)
     collector = Collector(asyncio.get_running_loop())
     try:
         return await gateway.serve(sock, admin_sock)
     finally:
         collector.stop()
+        if second is not None and gateway.driver.shadow is not None:
+            tell(second, gateway.driver.shadow)
 
 
 def _show_audit() -> None:

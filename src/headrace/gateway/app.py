@@ -34,7 +34,7 @@ from headrace.gateway.http import (
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.model.deployment import ModelSpec
-from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
@@ -86,7 +86,7 @@ class _Slots:
 class App:
     """An ASGI application over a driver."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         keys: KeyRing,
@@ -95,12 +95,17 @@ class App:
         models: Sequence[ModelSpec],
         server: ServerSpec | None = None,
         below: Callable[[int], int] = secrets.randbelow,
+        observed: Callable[[RequestId], str | None] | None = None,
     ) -> None:
-        """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1."""
+        """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1.
+
+        `observed` says what a configuration that only watches decided; answers then tell it.
+        """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
         self._limits = server or ServerSpec()
         self._below = below
+        self._observed = observed
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
         self._failures = Failures(clock)
@@ -126,17 +131,23 @@ class App:
         except CallerGoneError:
             pass
         except TooLargeError:
-            await exchange.refuse(edge(Edge.BODY_TOO_LARGE))
+            await self._refuse(exchange, edge(Edge.BODY_TOO_LARGE))
         except TooSlowError:
-            await exchange.refuse(edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
+            await self._refuse(exchange, edge(Edge.REQUEST_TIMEOUT), (b"connection", b"close"))
         except RefusedError as refused:
-            await exchange.refuse(refused.fault)
+            await self._refuse(exchange, refused.fault)
         finally:
             self._count(exchange.refused)
 
+    async def _refuse(self, exchange: Exchange, fault: Fault, *more: tuple[bytes, bytes]) -> None:
+        """Turn away what the plane never saw; a known key is told its limits all the same."""
+        if exchange.tenant is not None:
+            exchange.headers += rate_headers(self._driver.plane, exchange.tenant)
+        await exchange.refuse(fault, *more)
+
     def _count(self, fault: Fault | None) -> None:
         """Count what was refused without a decision."""
-        if fault is not None and fault.detail.decision_id is None:
+        if fault is not None:
             self.refusals[fault.detail.reason] += 1
 
     async def _route(self, exchange: Exchange) -> None:
@@ -175,7 +186,7 @@ class App:
     async def _generate(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that an engine is needed for."""
         exchange.route = route
-        tenant = self._tenant(exchange)
+        tenant = exchange.tenant = self._tenant(exchange)
         with self._reading:
             content = await read_body(
                 exchange.scope,
@@ -189,10 +200,14 @@ class App:
     async def _answer(
         self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
     ) -> None:
+        if self._driver.closed is not None:
+            raise RefusedError(self._driver.closed)
         request, ask = self._request(exchange, tenant, asked, content)
         stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         exchange.headers += rate_headers(self._driver.plane, tenant)
+        if self._observed is not None and (would := self._observed(request.id)) is not None:
+            exchange.headers.append((b"x-headrace-observed", would.encode()))
         try:
             with watching(exchange.receive, lambda: self._driver.leave(request.id)):
                 if asked.stream and self._is_early(request):

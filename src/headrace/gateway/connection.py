@@ -65,6 +65,9 @@ class _Polite:
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds."""
 
+    # With attributes of ours in it, the dict of each connection would not share its keys with others'.
+    __slots__ = ("_alarm", "_cycles", "_given", "_head_bytes", "_heads", "_reading", "_stall")
+
     patience_s = 10.0
     """Seconds that a head may take, and what is left of a body after its answer."""
     stall_s = 60.0
@@ -115,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._unstall()
         self._abandon()
         super().connection_lost(exc)
+        self.app = self._given  # its own method would keep it for the garbage collector
         self._unset_keepalive_if_required()
 
     def eof_received(self) -> None:
@@ -408,4 +412,4 @@ def _refusal(cause: Edge) -> bytes:
 def patient(patience_s: float, stall_s: float = Connection.stall_s) -> type[Connection]:
     """Return connections that wait so long."""
     bounds = {"patience_s": patience_s, "stall_s": stall_s}
-    return type("PatientConnection", (Connection,), bounds)
+    return type("PatientConnection", (Connection,), {"__slots__": (), **bounds})

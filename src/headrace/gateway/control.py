@@ -33,8 +33,11 @@ class Parts(Struct, frozen=True, kw_only=True):
     feed: Feed
     audit: Audit
     decisions: DecisionLog | None
+    """None as well where it holds the decisions of another plane than the driver's."""
     dropped: Mapping[str, Callable[[], int]]
     """By family, what a sink could not keep."""
+    observing: bool = False
+    """All may pass, and the configuration only watches."""
 
 
 class Followers:
@@ -74,6 +77,7 @@ def admin(
         Followers(parts),
         revision=revision,
     )
+    steward.observing = parts.observing
     sources = Sources(
         refusals=lambda: parts.app.refusals,
         ignored=lambda: parts.app.ignored,

@@ -31,6 +31,10 @@ class DecisionLog:
         """Write one decision. Never waits, never raises."""
         self._put(to_line(record))
 
+    def observed(self, record: DecisionRecord) -> None:
+        """Write one that had no effect, marked as such. Never waits, never raises."""
+        self._put(to_line(record, observed=True))
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from headrace.gateway.errors import Edge, edge, failed, refused
-from headrace.gateway.stream import Cut, Done, End, Left, Stream
+from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.gateway.shadow import Shadow
+from headrace.gateway.stream import Cut, Done, Left, Stream
 from headrace.model.effect import (
     Cancel,
     Concluded,
@@ -83,11 +84,13 @@ class Driver:
         decided: Callable[[DecisionRecord], None] | None = None,
         concluded: Callable[[Concluded], None] | None = None,
         on_broken: Callable[[], None] | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
         """Stand between callers and engines.
 
         `resumed`: the journal holds an earlier life. `decided` gets each decision, `concluded`
         each request that is over; `on_broken` is called when the plane has failed and the process must end.
+        `shadow` sees every event after the plane.
         """
         self.plane = Plane()
         self._handle = self.plane.handle
@@ -98,6 +101,8 @@ class Driver:
             self._handle = recorder.handle
         self._clock, self._decided, self._on_broken = clock, decided, on_broken
         self._concluded = concluded
+        self.shadow = shadow
+        """What decides beside the plane without effect, if anything does."""
         self._engines = {engine.name: engine for engine in engines}
         self._last = InstantNs(0)
         self._index = 0
@@ -113,7 +118,8 @@ class Driver:
         self._streams: dict[RequestId, Stream] = {}
         self._flights: dict[AttemptId, Flight] = {}
         self._moved: dict[AttemptId, int] = {}
-        self._closed: End | None = None  # what newcomers are told, once it takes none
+        self.closed: Fault | None = None
+        """What newcomers are told, once it takes none."""
         self.broken: Exception | None = None
         """What the plane failed with."""
         self.recent: deque[Concluded] = deque(maxlen=RECENT)
@@ -134,7 +140,7 @@ class Driver:
     @property
     def draining(self) -> bool:
         """Whether newcomers are refused while who is in goes on."""
-        return self._closed is not None and self.broken is None
+        return self.closed is not None and self.broken is None
 
     @property
     def ready_replicas(self) -> int:
@@ -151,8 +157,8 @@ class Driver:
     def offer(self, request: Request, ask: Ask) -> Stream:
         """Ask for an answer; a refusal is the stream's end. What `ask` holds only the engine sees."""
         stream = Stream(request, ask, self._now(), revision=self._revision)
-        if self._closed is not None:
-            stream.finish(self._closed)
+        if self.closed is not None:
+            stream.finish(self.closed)
             return stream
         self._streams[request.id] = stream
         self._post(RequestArrived(request))
@@ -191,7 +197,10 @@ class Driver:
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        if flight.meter.tokens != flight.told:
+        # A whole answer that comes in one piece ends in the same breath: that end says it all.
+        if flight.meter.tokens != flight.told and (
+            flight.stream.ask.stream or flight.engine.tells_first
+        ):
             self._count(attempt, flight)
         flight.stream.push(data)
 
@@ -214,6 +223,8 @@ class Driver:
         )
         if ending.outcome is Outcome.SUCCESS:
             flight.stream.finish(Done())
+        elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
+            flight.stream.finish(edge(Edge.UPSTREAM))
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
@@ -242,15 +253,17 @@ class Driver:
 
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
-        if self._closed is None:
-            self._closed = edge(Edge.SHUTTING_DOWN)
+        if self.closed is None:
+            self.closed = edge(Edge.SHUTTING_DOWN)
 
     def end_all(self) -> None:
         """End every request that is live, with an error to its caller."""
         self.refuse_newcomers()
-        assert self._closed is not None
-        for request, stream in list(self._streams.items()):
-            stream.finish(self._closed)
+        assert self.closed is not None
+        # Those that wait go first: what ends before them would have them sent.
+        waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
+        for request, stream in waiting_first:
+            stream.finish(self.closed)
             if self.broken is None:
                 self._post(CallerLeft(request, self._shown(stream)))
 
@@ -279,8 +292,12 @@ class Driver:
         try:
             while self._events:
                 event = self._events.popleft()
-                for effect in self._handle(event, now=self._now()):
+                now = self._now()
+                effects = self._handle(event, now=now)
+                for effect in effects:
                     self._carry_out(effect)
+                if self.shadow is not None:
+                    self.shadow.saw(event, effects, now)
                 self._index += 1
         except Exception as error:  # noqa: BLE001 - our bug, whatever it is: stop, go on never
             self._break(error, event)
@@ -374,11 +391,11 @@ class Driver:
     def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""
         self.broken = error
-        self._closed = edge(Edge.INTERNAL)
+        self.closed = edge(Edge.INTERNAL)
         _log.critical("broken at journal index %d, on %r", self._index, event, exc_info=error)
         self._events.clear()
         for stream in self._streams.values():
-            stream.finish(self._closed)
+            stream.finish(self.closed)
         self._silence()
         if self._on_broken is not None:
             self._on_broken()
@@ -396,7 +413,9 @@ class Driver:
     def _arm(self) -> None:
         """Wake when the plane, the tick or the reports are due, whichever is first."""
         stopped = self._poll_at is None
-        times = (None if stopped else self.plane.next_timer(), self._tick_at, self._poll_at)
+        beside = None if stopped or self.shadow is None else self.shadow.next_timer()
+        due_here = None if stopped else self.plane.next_timer()
+        times = (due_here, beside, self._tick_at, self._poll_at)
         due = min((when for when in times if when is not None), default=None)
         if due == self._due:
             return
@@ -416,6 +435,8 @@ class Driver:
         when = self.plane.next_timer()
         if when is not None and when <= now and self.broken is None:
             self._post(TimerDue())
+        if self.shadow is not None and self.broken is None:
+            self.shadow.wake(self._now())
         self._arm()
 
     def _poll(self) -> None:

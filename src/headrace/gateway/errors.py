@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from headrace.model.decision import Gate, Reason, Reject
 from headrace.model.ids import DecisionId
+from headrace.ports.engine import Route
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, ceil_div
 
 Headers = list[tuple[bytes, bytes]]
@@ -189,12 +190,12 @@ EDGES: dict[Edge, Face] = {
     Edge.BODY_TOO_LARGE: Face(413, _INVALID, "request_too_large", "The body is too large."),
     Edge.REQUEST_TIMEOUT: Face(
         408,
-        _INVALID,
+        _TIMEOUT,
         "request_timeout",
         "The request took too long to arrive.",
         retryable=True,
     ),
-    Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "head_too_large", "The headers are too large."),
+    Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "headers_too_large", "The headers are too large."),
     Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The body is not valid."),
     Edge.OPEN_REQUESTS: Face(
         503,
@@ -261,6 +262,46 @@ class _Error(Struct, frozen=True, kw_only=True):
 class _Body(Struct, frozen=True):
     error: _Error
 
+
+class _Typed(Struct, frozen=True, tag_field="type", tag="error"):
+    """Anthropic's body and event."""
+
+    error: _Error
+
+
+class _Event(Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
+    """The event of responses: its own fields, and the object that makes SDKs raise."""
+
+    code: str
+    message: str
+    param: str | None
+    error: _Error
+
+
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types by status; any other is an `api_error`."""
+
+_FIELDS: dict[Route, dict[str, str]] = {
+    Route.COMPLETIONS: {"messages": "prompt"},
+    Route.RESPONSES: {"messages": "input", "max_tokens": "max_output_tokens"},
+    Route.EMBEDDINGS: {"messages": "input"},
+}
+"""What a face calls by chat's names, where it is called otherwise."""
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of every stream of chat and completions."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -340,25 +381,38 @@ def _least_wait(face: Face) -> DurationNs | None:
     return DurationNs(NS_PER_S) if face.retryable else None
 
 
-def body(fault: Fault, route: object = None) -> bytes:  # noqa: ARG001
-    """Return the error body, `{"error": ...}`, as an answer or as an event of a stream."""
-    face = fault.face
-    return _ENCODE(
-        _Body(
-            _Error(
-                message=fault.message or face.message,
-                type=face.type,
-                param=fault.param or face.param,
-                code=face.code,
-                headrace=fault.detail,
-            )
-        )
-    )
+def body(fault: Fault, route: Route | None = None) -> bytes:
+    """Return the error body as a route's callers know it; OpenAI's where there is no route."""
+    error = _error(fault, route)
+    return _ENCODE(_Typed(error) if route is Route.MESSAGES else _Body(error))
 
 
-def broken(fault: Fault, route: object) -> bytes:
+def broken(fault: Fault, route: Route) -> bytes:
     """Return the events that end a stream with an error: never a clean end alone."""
-    return b"data: " + body(fault, route) + b"\n\ndata: [DONE]\n\n"
+    error = _error(fault, route)
+    match route:
+        case Route.MESSAGES:
+            return b"event: error\ndata: " + _ENCODE(_Typed(error)) + b"\n\n"
+        case Route.RESPONSES:
+            event = _Event(code=error.code, message=error.message, param=error.param, error=error)
+            return b"event: error\ndata: " + _ENCODE(event) + b"\n\n"
+        case Route.CHAT | Route.COMPLETIONS | Route.EMBEDDINGS:
+            return b"data: " + _ENCODE(_Body(error)) + b"\n\n" + DONE
+
+
+def _error(fault: Fault, route: Route | None) -> _Error:
+    face = fault.face
+    param = fault.param
+    if param is None and face.param is not None:
+        param = _FIELDS.get(route, {}).get(face.param, face.param) if route else face.param
+    named = _ANTHROPIC.get(face.status, "api_error")
+    return _Error(
+        message=fault.message or face.message,
+        type=named if route is Route.MESSAGES else face.type,
+        param=param,
+        code=face.code,
+        headrace=fault.detail,
+    )
 
 
 def headers(fault: Fault, below: Callable[[int], int]) -> Headers:

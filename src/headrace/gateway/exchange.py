@@ -20,6 +20,7 @@ from headrace.gateway.http import (
     send_events,
 )
 from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
+from headrace.model.ids import TenantId
 from headrace.ports.engine import Refusal, Route
 from headrace.units import to_ms
 
@@ -43,7 +44,9 @@ class Exchange:
         self.route: Route | None = None
         """In whose words errors are told."""
         self.refused: Fault | None = None
-        """What it was refused with, if it was."""
+        """What it was refused with, if the plane never saw it."""
+        self.tenant: TenantId | None = None
+        """Whose key it showed, once that is known."""
 
     def header(self, *names: bytes) -> bytes | None:
         """Return the value of the leftmost of the names that is there."""
@@ -54,8 +57,12 @@ class Exchange:
         await answer(self.send, status, self.headers, body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
-        """Answer with an error."""
+        """Turn away a request that the plane never saw."""
         self.refused = fault
+        await self._tell(fault, *more)
+
+    async def _tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
+        """Answer with an error."""
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.send, fault.face.status, fields, body(fault, self.route))
 
@@ -121,11 +128,12 @@ class Exchange:
         """Answer a request that nothing was sent for yet."""
         match end:
             case Fault():
-                await self.refuse(end)
+                await self._tell(end)
             case Refusal():
-                await answer(self.send, end.status, self._settled(stream), end.body)
+                fields = [*self._settled(stream), (b"x-should-retry", b"false")]
+                await answer(self.send, end.status, fields, end.body)
             case Cut() | Done():
-                await self.refuse(edge(Edge.UPSTREAM))
+                await self._tell(edge(Edge.UPSTREAM))
             case Left():
                 pass
 

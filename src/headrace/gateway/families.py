@@ -65,6 +65,16 @@ FAMILIES: dict[str, Family] = {
         _C, "Paid to hosted engines, by their usage and configured price.", ("tenant", "model")
     ),
     "decisions": Family(_C, "Decisions of the plane.", ("decision",)),
+    "shadow_decisions": Family(
+        _C,
+        "Requests by what the real plane decided and what the shadow would have: `admit`, or the "
+        "reason of a refusal; absent without a shadow.",
+        ("real", "shadow"),
+    ),
+    "shadow_running": Family(
+        _G,
+        "0 once the shadow has failed, else 1; absent without a shadow.",
+    ),
     "audited_refusals": Family(
         _C, "Requests let in that a gate in audit mode would have refused.", ("reason",)
     ),

@@ -20,23 +20,24 @@ from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica
 from headrace.units import NS_PER_S, DurationNs
 
+
 LIVES_BITS = 20
-"""Lives of one real engine within one of ours are counted below them, engines above."""
+"""Lives of one real engine are counted below them, engines above."""
 
 
-def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClient]:
+def engines(settings: Settings, clock: Clock) -> list[EngineClient]:
     """Return an engine for every replica; raises ConfigError for keys and certificates that lack.
 
-    Their incarnations are above `last`, and never the same.
+    Their incarnations are never the same.
     """
     config = settings.deployment
     found: list[EngineClient] = []
     for pool in config.pools:
         given = [spec for spec in settings.upstreams if spec.pool == pool.name]
         for nth, spec in enumerate(given):
-            found.append(_remote(spec, pool, nth, clock, last + (len(found) + 1 << LIVES_BITS)))
+            found.append(_remote(spec, pool, nth, clock, len(found) + 1 << LIVES_BITS))
         if not given:
-            found += _emulated(pool, settings.emulator, len(found), clock, last)
+            found += _emulated(pool, settings.emulator, len(found), clock)
     return found
 
 
@@ -55,13 +56,13 @@ def _named(spec: UpstreamSpec, nth: int) -> ReplicaName:
 
 
 def _emulated(
-    pool: PoolSpec, spec: EmulatorSpec, before: int, clock: Clock, last: int
+    pool: PoolSpec, spec: EmulatorSpec, before: int, clock: Clock
 ) -> Iterator[InProcessEngine]:
     for nth in range(pool.replicas):
         serial = before + nth + 1
         replica = Replica(
             ReplicaName(f"{pool.name}-{nth}"),
-            Incarnation(last + serial),
+            Incarnation(serial),
             pool.profile,
             ChunkedPrefill(),
             noise_seed=spec.seed + serial,

@@ -137,6 +137,7 @@ class Metrics:
         self._tenants(sheet, labels)
         self._replicas(sheet, now)
         self._process(sheet)
+        self._shadow(sheet)
         accounts = kept(self._driver.plane.state.accounts)
         return Taken(sheet=sheet, labels=labels, accounts=accounts)
 
@@ -230,6 +231,14 @@ class Metrics:
         sheet.put("admin_denied", sources.denied())
         for family, count in sources.dropped.items():
             sheet.put(family, count())
+
+    def _shadow(self, sheet: Sheet) -> None:
+        shadow = self._driver.shadow
+        if shadow is None:
+            return
+        sheet.put("shadow_running", shadow.broken is None)
+        for verdicts, count in shadow.found.verdicts.items():
+            sheet.put("shadow_decisions", count, *verdicts)
 
 
 class _Fixed:

@@ -6,7 +6,7 @@ deployment's secret no prompt can be tried against them, so they may stand in jo
 
 from hashlib import blake2b
 
-from headrace.gateway.prompt import BYTES_PER_TOKEN
+from headrace.gateway.asked.prompt import BYTES_PER_TOKEN
 from headrace.units import Tokens
 
 CHUNK_BYTES = 1_024

@@ -22,12 +22,14 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.connection import patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
+from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import engines, prices
+from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
-from headrace.model.ids import TenantId
+from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.units import MIB
 
@@ -59,15 +61,19 @@ def _tell_dropped(what: str, dropped: int) -> None:
         _log.warning("%d %s could not be written", dropped, what)
 
 
-def _refuse_fan_out(config: PlaneConfig) -> None:
+def _refuse_fan_out(settings: Settings) -> None:
+    """Refuse several answers a request where no engine is there that would give them."""
+    config = settings.deployment
+    real = {spec.pool for spec in settings.upstreams}
+    emulated = {pool.model for pool in config.pools if pool.name not in real}
     faults = [
         Fault(
             Origin("configuration"),
-            "the gateway gives one answer a request",
+            "an emulated engine gives one answer a request",
             f"$.deployment.models[{nth}].fan_out_limit",
         )
         for nth, model in enumerate(config.models)
-        if model.fan_out_limit > 1
+        if model.fan_out_limit > 1 and model.name in emulated
     ]
     if faults:
         raise ConfigError(faults)
@@ -100,6 +106,11 @@ def _sinks(
     return found
 
 
+def _told(shadow: Shadow | None, beside: Beside | None) -> Callable[[RequestId], str | None] | None:
+    """Return what answers are to tell of a shadow's decisions."""
+    return shadow.verdict if shadow is not None and beside is not None and beside.shown else None
+
+
 @asynccontextmanager
 async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
@@ -124,18 +135,22 @@ class Gateway:
         clock: LoopClock,
         concluded: Callable[[Concluded], None] | None = None,
         reread: Reread | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """Compose; raises OSError if journal, decision log or audit log cannot be opened.
+        """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
         Raises ConfigError for what may be configured and is not served yet.
-        `concluded` is told of each request that is over; `reread` reads the configuration anew.
+        `concluded` is told of each request that is over; `reread` reads the configuration anew;
+        `beside` has another plane decide without effect.
         """
         config = settings.deployment
-        _refuse_fan_out(config)
+        _refuse_fan_out(settings)
         self._settings, self._config = settings, config
         self._files = ExitStack()
         journal = self._journal()
-        decisions = self._decisions()
+        observing = beside is not None and beside.observed
+        decisions = self._decisions(beside.config if beside is not None and observing else config)
+        logged = None if decisions is None or observing else decisions.decided
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
@@ -143,12 +158,10 @@ class Gateway:
             journal=journal,
             resumed=journal is not None and journal.resumed,
             segment_bytes=settings.journal.segment_mib * MIB,
-            decided=_each(
-                None if decisions is None else decisions.decided,
-                None if feed is None else feed.decided,
-            ),
+            decided=_each(logged, None if feed is None else feed.decided),
             concluded=_each(concluded, None if feed is None else feed.concluded),
             on_broken=self._stop_hard,
+            shadow=None if beside is None else self._shadow(beside, decisions),
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
@@ -158,6 +171,7 @@ class Gateway:
             clock,
             models=config.models,
             server=settings.server,
+            observed=_told(self.driver.shadow, beside),
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         self.admin: Admin | None = None
@@ -169,12 +183,12 @@ class Gateway:
                 keys=keys,
                 feed=feed,
                 audit=audit,
-                decisions=decisions,
+                decisions=None if observing else decisions,
+                observing=observing,
                 dropped=_sinks(journal, decisions, settings.admin, audit),
             )
-            self.admin = admin(
-                settings, settings.admin, clock, parts, revision=REVISION, reread=reread
-            )
+            spec = settings.admin
+            self.admin = admin(settings, spec, clock, parts, revision=REVISION, reread=reread)
 
     async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
         """Serve until a signal or `stop`; return whether it ended well.
@@ -207,14 +221,27 @@ class Gateway:
         self._files.callback(ring.close)
         return ring
 
-    def _decisions(self) -> DecisionLog | None:
+    def _decisions(self, config: PlaneConfig) -> DecisionLog | None:
         if self._settings.decision_log is None:
             return None
         log = DecisionLog(Path(self._settings.decision_log))
         self._files.callback(lambda: _tell_dropped("lines of the decision log", log.dropped))
         self._files.callback(log.close)
-        log.configured(REVISION, canonical(self._config))
+        log.configured(REVISION, canonical(config))
         return log
+
+    def _shadow(self, beside: Beside, decisions: DecisionLog | None) -> Shadow:
+        """Return what decides beside the plane; the decision log has its decisions if all may pass."""
+        log = None if beside.log is None else DifferenceLog(beside.log)
+        if log is not None:
+            self._files.callback(lambda: _tell_dropped("lines of the shadow log", log.dropped))
+            self._files.callback(log.close)
+        return Shadow(
+            beside.config,
+            revision=REVISION,
+            decided=decisions.observed if decisions is not None and beside.observed else None,
+            differing=None if log is None else log.put,
+        )
 
     def _audit(self, spec: AdminSpec) -> Audit:
         audit = Audit(None if spec.audit_log is None else Path(spec.audit_log))
@@ -235,6 +262,7 @@ class Gateway:
             log_config=None,
             server_header=False,
             backlog=_BACKLOG,  # it listens anew
+            proxy_headers=False,  # a caller's word for its address would unlock the wrong-key limit
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,

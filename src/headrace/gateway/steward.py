@@ -123,6 +123,9 @@ class Steward:
         self.settings = settings
         self.frozen = False
         """Whether changes of policy and of scale are refused."""
+        self.observing = False
+        """Whether all may pass while the configuration only watches: then nothing may be changed,
+        for neither of the two would be what was asked for."""
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
         first = Revision(
             revision=revision, at=written(clock.wall()), who="", what="start", changes={}
@@ -179,6 +182,11 @@ class Steward:
 
     def _apply(self, who: str, what: str, settings: Settings) -> Applied:
         self._whole()
+        if self.observing:
+            message = (
+                "Nothing is enforced while observing; only a restart changes what is observed."
+            )
+            raise ChangeRefusedError(409, "observing", message)
         if self.frozen:
             raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
         found = changes(self.settings, settings)

@@ -15,7 +15,7 @@ from headrace.plane.machine import NOT_SURVEYED, Machine
 from headrace.plane.queues import NONE, Turn
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.predict.demand import output_limit
-from headrace.policy.routing.seconds import is_open
+from headrace.policy.routing.seconds import UNBOUNDED, is_open
 from headrace.units import DurationNs, InstantNs, ceil_div
 
 SPARE = 3, 2
@@ -216,6 +216,8 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
 
     `prefill`: the least it can take there. Beside others, that is no less than alone.
     """
+    if facts.window_ns >= UNBOUNDED:
+        return True
     pending = load.pending_prefill_ns
     return (
         (not pending or pending + prefill <= facts.window_ns)

@@ -41,7 +41,7 @@ class Resolved:
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
         window = config.window
         self.pools = {
-            PoolName(spec.name): pool_facts(spec, window.prefill_ms, window.kv_reserve)
+            PoolName(spec.name): pool_facts(spec, window.reach_ms(), window.kv_reserve)
             for spec in config.pools
         }
         by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from headrace.model.deployment import (
     DEFAULT_CLASSES,
@@ -18,12 +19,12 @@ from headrace.model.deployment import (
     TenantSpec,
 )
 from headrace.model.slo import Sla, Slo
-from headrace.policy.admission.gates import Gates
+from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.fairness.vtc import Vtc
-from headrace.policy.ordering.orders import Ordering, TenantFirst
+from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.policy.predict.output import OutputPrediction
-from headrace.policy.routing.seconds import Seconds
-from headrace.units import DurationNs, ms
+from headrace.policy.routing.seconds import UNBOUNDED, Seconds
+from headrace.units import NS_PER_MS, DurationNs, ms
 
 
 class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,13 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of the KV pool kept for growth beyond the predicted p90."""
     route_ms: Annotated[float, Meta(ge=0, le=1_000)] = 2.0
     """p99 of what the gateway itself adds before dispatch."""
+    unbounded: bool = False
+    """Whether everything is sent at once, whatever a replica holds already: no queue here, all of it
+    in the engines. False: for observing alone, where nothing is to be held back."""
+
+    def reach_ms(self) -> float:
+        """Return the prefill that may be in flight, in ms."""
+        return UNBOUNDED / NS_PER_MS if self.unbounded else self.prefill_ms
 
 
 class Reports(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +80,20 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def stale_after_ns(self) -> DurationNs:
         """Return the age beyond which a report is unknown."""
         return ms(self.reports.stale_ms)
+
+
+def passing(config: PlaneConfig) -> PlaneConfig:
+    """Return the configuration with nothing refused or held back that can be served at all.
+
+    Contracts stand: who may ask, for what and how long it may be. Bounds stay declared, so that what
+    was met is counted alike.
+    """
+    return replace(
+        config,
+        admission=replace(config.admission, mode=GateMode.OBSERVE),
+        ordering=Fifo(),
+        window=replace(config.window, unbounded=True),
+    )
 
 
 _ENCODER = msgspec.json.Encoder(order="sorted")

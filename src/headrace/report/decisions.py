@@ -11,7 +11,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from headrace.model.decision import Admit, Decision, Placement, Reason, Reject
 from headrace.model.demand import Demand
@@ -94,6 +94,8 @@ class EntryLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant: TenantId
     evidence: EntryEvidence
     decision: Decision
+    observed: Literal[True] | UnsetType = UNSET
+    """It had no effect: it is what would have been decided."""
     crc: str = ""
     """CRC-32 of the line before it: finds what recomputing cannot, a changed name or an input that
     decided nothing. It guards against accidents, not against who writes a new one."""
@@ -118,6 +120,7 @@ class RouteLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     full_demand: Demand
     evidence: RouteEvidence
     placement: Placement
+    observed: Literal[True] | UnsetType = UNSET
     crc: str = ""
 
 
@@ -172,9 +175,14 @@ def config_line(revision: int, config: bytes) -> bytes:
     return _ENCODER.encode(ConfigLine(revision=revision, config=config.decode())) + b"\n"
 
 
-def to_line(record: DecisionRecord) -> bytes:
-    """Return a decision's line, newline included: equal records, equal bytes."""
+def to_line(record: DecisionRecord, *, observed: bool = False) -> bytes:
+    """Return a decision's line, newline included: equal records, equal bytes.
+
+    `observed` marks one that had no effect.
+    """
     line = _entry_line(record) if isinstance(record, EntryRecord) else _route_line(record)
+    if observed:
+        line = msgspec.structs.replace(line, observed=True)
     return _sealed(line) + b"\n"
 
 
@@ -266,7 +274,7 @@ def _check(line: EntryLine | RouteLine, content: bytes, config: PlaneConfig) -> 
         if placement is None:
             return "placement", msgspec.to_builtins(line.placement), None
         record = msgspec.structs.replace(to_record(line), placement=placement)
-    again = to_line(record).rstrip(b"\n")
+    again = to_line(record, observed=line.observed is True).rstrip(b"\n")
     if again == content:
         return None
     recorded, recomputed = msgspec.json.decode(content), msgspec.json.decode(again)

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from headrace.adapters.engines.answer import Order
 from headrace.adapters.engines.emulated import EmulatedEngine, Made
-from headrace.adapters.engines.words import Writer, writer
+from headrace.adapters.engines.words import writer
+from headrace.adapters.engines.words.frame import Writer
 from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.slo import Outcome

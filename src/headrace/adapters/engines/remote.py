@@ -92,7 +92,7 @@ class RemoteEngine:
         """Stop an attempt: its connection is closed, which engines take as a cancel."""
         flight = self._flights.pop(attempt, None)
         if flight is not None:
-            flight.exchange.abort()
+            flight.abort()
 
     def pause(self, attempt: AttemptId) -> None:
         """Hold the engine back once enough is queued."""
@@ -117,7 +117,9 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close every connection."""
-        self._flights.clear()
+        self._let_go()
+        if self._probe is not None:
+            self._probe.exchange.abort()
         self._probe, self._probe_at = None, InstantNs(1 << 62)
         self.upstream.close()
 
@@ -134,11 +136,17 @@ class RemoteEngine:
         return self._clock.now()
 
     def over(self, attempt: AttemptId, ending: Ending, error: UpstreamError | None) -> None:
-        """An attempt ended; one that found nobody there says so of the engine."""
-        self._flights.pop(attempt, None)
-        self.tell.ended(attempt, ending)
-        if isinstance(error, UnreachableError):
+        """An attempt ended; one that found nobody there takes the engine down, and ends with it.
+
+        Told to have ended first, it would have the next one sent after it.
+        """
+        if isinstance(error, UnreachableError) and self.is_up:
             self._fall()
+        else:
+            flight = self._flights.pop(attempt, None)
+            if flight is not None:
+                del flight.exchange
+            self.tell.ended(attempt, ending)
 
     def probed(self, result: Result) -> None:
         """A probe is over."""
@@ -160,14 +168,18 @@ class RemoteEngine:
         if not self.is_up:
             return
         self.is_up = False
+        self._let_go()
+        self.tell.down(self)
+
+    def _let_go(self) -> None:
+        """Stop every attempt and forget it."""
         flights, self._flights = self._flights, {}
         for flight in flights.values():
-            flight.exchange.abort()
-        self.tell.down(self)
+            flight.abort()
 
 
 class _Flight:
-    """One attempt under way."""
+    """One attempt under way; it and its exchange know each other until then, and no longer."""
 
     __slots__ = ("_body", "_call", "_engine", "_status", "exchange")
 
@@ -177,6 +189,10 @@ class _Flight:
         self._engine, self._call = engine, call
         self._status = 0
         self._body: bytes | None = None
+
+    def abort(self) -> None:
+        self.exchange.abort()
+        del self.exchange
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
@@ -236,4 +252,5 @@ class _Probe:
         pass
 
     def on_end(self, result: Result) -> None:
+        del self.exchange
         self._engine.probed(result)

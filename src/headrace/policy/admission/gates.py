@@ -16,10 +16,14 @@ from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
 class GateMode(StrEnum):
-    """Whether the gates of our own capacity (memory, deadline) refuse, or only record."""
+    """Which gates refuse, and which only record."""
 
     ENFORCE = "enforce"
     AUDIT = "audit"
+    """The deadline gate only records: our own forecast refuses nobody."""
+    OBSERVE = "observe"
+    """All but the contract gate only record, limits of tenants among them. Whoever finds no ready
+    replica at all is still refused."""
 
 
 class Wait(StrEnum):
@@ -51,7 +55,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         view = nearest(evidence.replicas)
         wait = predicted_wait(evidence, self.wait, view)
         slack = self._slack(evidence, wait, view)
-        if verdicts[-1].reason is None:
+        if verdicts[-1].reason is None or not self._counts(verdicts[-1]):
             verdicts += [memory(evidence), self._deadline(evidence, slack, view)]
         refused = next((v for v in verdicts if v.reason is not None and self._counts(v)), None)
         if refused is None:
@@ -67,10 +71,11 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _counts(self, verdict: Verdict) -> bool:
         """In audit mode only what cannot be served at all is refused by our own gates."""
-        if self.mode is GateMode.ENFORCE:
+        if self.mode is GateMode.ENFORCE or verdict.reason is Reason.NO_READY_REPLICA:
             return True
-        ours = verdict.gate is Gate.DEADLINE
-        return not ours or verdict.reason is Reason.NO_READY_REPLICA
+        if self.mode is GateMode.OBSERVE:
+            return verdict.gate is Gate.CONTRACT
+        return verdict.gate is not Gate.DEADLINE
 
     def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""

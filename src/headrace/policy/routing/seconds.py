@@ -11,7 +11,10 @@ from msgspec import Meta, Struct
 
 from headrace.model.decision import Placement, RouteTerms
 from headrace.model.evidence import ReplicaView, RouteEvidence
-from headrace.units import NS_PER_MS
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs
+
+UNBOUNDED = DurationNs(365 * 24 * 3_600 * NS_PER_S)
+"""A dispatch window from which on nothing at all is held back."""
 
 
 class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +70,11 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
 
     (i) prefill sent without first token stays within the window, or is zero; (ii) the step with the
     newcomer holds the tightest running gap bound and its own; (iii) its reserved KV fits. An empty
-    replica is open whatever its step takes: nobody is harmed and waiting would not help.
+    replica is open whatever its step takes: nobody is harmed and waiting would not help. A window
+    without bound is open always: there the engine's own queue does the waiting.
     """
+    if view.window_ns >= UNBOUNDED:
+        return True
     if view.slots <= 0 or view.blocks_reserved + blocks > view.blocks_total:
         return False
     if not view.pending_prefill_ns and not view.decodes:

@@ -1,0 +1,49 @@
+"""What does the body of a request ask for?
+
+Decodes the fields that decisions need and skips the rest. The prompt is looked at here and goes no
+further than its hashes.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.gateway.asked import chat, completions, embeddings, messages, responses
+from headrace.gateway.asked.result import Asked, InvalidError
+from headrace.ports.engine import Route
+
+__all__ = ["Asked", "InvalidError", "read"]
+
+_READERS: dict[Route, Callable[[bytes], Asked]] = {
+    Route.CHAT: chat.read,
+    Route.COMPLETIONS: completions.read,
+    Route.RESPONSES: responses.read,
+    Route.MESSAGES: messages.read,
+    Route.EMBEDDINGS: embeddings.read,
+}
+_MISSING = "Object missing required field `"
+
+
+def read(route: Route, content: bytes) -> Asked:
+    """Return what a body asks for, null taken for absent as OpenAI does.
+
+    Raises `InvalidError`, which blames the field that is wrong.
+    """
+    try:
+        return _READERS[route](content)
+    except msgspec.ValidationError as error:
+        raise _blame(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise InvalidError("The body is not JSON.") from None
+    except RecursionError:
+        raise InvalidError("The body is nested too deeply.") from None
+
+
+def _blame(text: str) -> InvalidError:
+    """Split msgspec's words, which tell types and places and never a value."""
+    message, _, place = text.partition(" - at `$")
+    place = place.rstrip("`").removeprefix(".")
+    if message.startswith(_MISSING):
+        field = message.removeprefix(_MISSING).rstrip("`")
+        place = f"{place}.{field}" if place else field
+    return InvalidError(message, place or None)

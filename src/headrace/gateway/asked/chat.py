@@ -1,0 +1,81 @@
+"""Chat completions."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from headrace.gateway.asked.fields import (
+    Choices,
+    Count,
+    Format,
+    Model,
+    Priority,
+    StreamOptions,
+    cap,
+    is_structured,
+    shows_usage,
+)
+from headrace.gateway.asked.parts import Content, add
+from headrace.gateway.asked.prompt import Prompt
+from headrace.gateway.asked.result import Asked
+from headrace.ports.engine import Route
+
+
+class Message(Struct):
+    """One message."""
+
+    role: str
+    content: Content = None
+    tool_calls: Raw = Raw()
+
+
+class Chat(Struct):
+    """A chat request, as far as it matters here."""
+
+    model: Model
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Choices | None = None
+    tools: Raw = Raw()
+    response_format: Format | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None
+
+
+_DECODE = msgspec.json.Decoder(Chat).decode
+
+
+def read(content: bytes) -> Asked:
+    """Return what is asked for; the newer name of the cap wins."""
+    body = _DECODE(content)
+    prompt = Prompt()
+    has_tools = prompt.json(body.tools)
+    for message in body.messages:
+        said = message.content
+        if isinstance(said, str):
+            prompt.said(message.role, said)
+        else:
+            prompt.said(message.role)
+            add(prompt, said)
+        prompt.json(message.tool_calls)
+    counted = prompt.counted()
+    return Asked(
+        route=Route.CHAT,
+        model=body.model,
+        stream=bool(body.stream),
+        usage_shown=shows_usage(body.stream_options),
+        output_cap=cap(body.max_completion_tokens, body.max_tokens),
+        fan_out=body.n or 1,
+        cache_salt=body.cache_salt or "",
+        prompt=counted.prompt,
+        input_tokens=counted.tokens,
+        input_margin=counted.margin,
+        longest=counted.tokens,
+        has_tools=has_tools,
+        structured=is_structured(body.response_format),
+        priority=body.priority,
+    )

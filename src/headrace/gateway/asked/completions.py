@@ -1,0 +1,62 @@
+"""Completions of bare text."""
+
+import msgspec
+from msgspec import Struct
+
+from headrace.gateway.asked.fields import (
+    Choices,
+    Count,
+    Format,
+    Model,
+    Priority,
+    StreamOptions,
+    cap,
+    is_structured,
+    shows_usage,
+)
+from headrace.gateway.asked.result import Asked
+from headrace.gateway.asked.several import Prompts, gather
+from headrace.ports.engine import Route
+from headrace.units import Tokens, ceil_div
+
+_CAP = 16
+"""The cap where none is told; an explicit null is none."""
+
+
+class Completion(Struct):
+    """A completion request, as far as it matters here."""
+
+    model: Model
+    prompt: Prompts
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = _CAP
+    n: Choices | None = None
+    best_of: Choices | None = None
+    response_format: Format | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None
+
+
+_DECODE = msgspec.json.Decoder(Completion).decode
+
+
+def read(content: bytes) -> Asked:
+    """Return what is asked for: for each prompt, as many answers as are made to choose from."""
+    body = _DECODE(content)
+    gathered = gather(body.prompt, "prompt")
+    return Asked(
+        route=Route.COMPLETIONS,
+        model=body.model,
+        stream=bool(body.stream),
+        usage_shown=shows_usage(body.stream_options),
+        output_cap=cap(body.max_tokens),
+        fan_out=gathered.count * max(body.n or 1, body.best_of or 1),
+        cache_salt=body.cache_salt or "",
+        prompt=gathered.prompt,
+        input_tokens=Tokens(ceil_div(gathered.tokens, gathered.count)),
+        input_margin=Tokens(ceil_div(gathered.margin, gathered.count)),
+        longest=Tokens(gathered.longest),
+        structured=is_structured(body.response_format),
+        priority=body.priority,
+    )

@@ -1,0 +1,42 @@
+"""Fields that bodies have in common."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from headrace.units import Tokens
+
+Model = Annotated[str, Meta(min_length=1, max_length=256)]
+Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Choices = Annotated[int, Meta(ge=1, le=128)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class StreamOptions(Struct, gc=False):
+    """How the answer is streamed."""
+
+    include_usage: bool | None = None
+
+
+class Format(Struct, gc=False):
+    """What form an answer must have."""
+
+    type: str | None = None
+
+
+def shows_usage(options: StreamOptions | None) -> bool:
+    """Return whether a stream is to end with its usage."""
+    return options is not None and bool(options.include_usage)
+
+
+def is_structured(form: Format | None) -> bool:
+    """Return whether an answer is held to a form; plain text is none."""
+    return form is not None and form.type not in (None, "text")
+
+
+def cap(*counts: int | None) -> Tokens | None:
+    """Return the first cap that is told."""
+    for count in counts:
+        if count is not None:
+            return Tokens(count)
+    return None

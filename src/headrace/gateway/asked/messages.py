@@ -1,0 +1,131 @@
+"""Messages, Anthropic's API."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from headrace.gateway.asked import media
+from headrace.gateway.asked.fields import Count, Model, cap
+from headrace.gateway.asked.prompt import Prompt
+from headrace.gateway.asked.result import Asked
+from headrace.ports.engine import Route
+
+
+class Source(Struct):
+    """Where an image or a document comes from."""
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    """Base64, or plain text if `type` is `text`."""
+    url: str | None = None
+    file_id: str | None = None
+    content: "Content" = None
+
+
+class Block(Struct):
+    """A block of a message; an unknown kind counts by its text."""
+
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    title: str | None = None
+    context: str | None = None
+    source: Source | str | None = None
+    name: str | None = None
+    input: Raw = Raw()
+    content: "Content" = None
+
+
+Content = str | list[str | Block] | Block | None
+"""What a message, or the result of a tool, says."""
+
+
+class Message(Struct):
+    """One message."""
+
+    role: str
+    content: Content = None
+
+
+class Request(Struct):
+    """A request for a message, as far as it matters here."""
+
+    model: Model
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Count
+    system: Content = None
+    tools: Raw = Raw()
+    stream: bool | None = None
+    cache_salt: str | None = None
+
+
+_DECODE = msgspec.json.Decoder(Request).decode
+
+
+def read(content: bytes) -> Asked:
+    """Return what is asked for."""
+    body = _DECODE(content)
+    prompt = Prompt()
+    has_tools = prompt.json(body.tools)
+    if body.system:
+        prompt.said("system")
+        _add(prompt, body.system)
+    for message in body.messages:
+        prompt.said(message.role)
+        _add(prompt, message.content)
+    counted = prompt.counted()
+    return Asked(
+        route=Route.MESSAGES,
+        model=body.model,
+        stream=bool(body.stream),
+        usage_shown=True,
+        output_cap=cap(body.max_tokens),
+        fan_out=1,
+        cache_salt=body.cache_salt or "",
+        prompt=counted.prompt,
+        input_tokens=counted.tokens,
+        input_margin=counted.margin,
+        longest=counted.tokens,
+        has_tools=has_tools,
+    )
+
+
+def _add(prompt: Prompt, content: Content) -> None:
+    """Add what is said, blocks within blocks too."""
+    if content is None:
+        return
+    if isinstance(content, str):
+        prompt.text(content)
+    elif isinstance(content, Block):
+        _add_block(prompt, content)
+    else:
+        for block in content:
+            _add(prompt, block)
+
+
+def _add_block(prompt: Prompt, block: Block) -> None:
+    for text in (block.text, block.thinking, block.title, block.context, block.name):
+        if text:
+            prompt.text(text)
+    prompt.json(block.input)
+    if isinstance(block.source, str):
+        prompt.text(block.source)
+    elif block.source is not None:
+        _add_source(prompt, block.source, is_image=block.type == "image")
+    _add(prompt, block.content)
+
+
+def _add_source(prompt: Prompt, source: Source, *, is_image: bool) -> None:
+    """Add an image or a document."""
+    if source.content is not None:
+        _add(prompt, source.content)
+    elif source.type == "text":
+        prompt.text(source.data or "")
+    elif source.data is not None:
+        weigh = media.by_area if is_image else media.document
+        prompt.media(source.data, weigh(source.data))
+    else:
+        place = source.url or source.file_id or ""
+        prompt.media(place, media.AREA_UNKNOWN if is_image else media.LINKED_DOCUMENT)

@@ -1,0 +1,97 @@
+"""Responses, OpenAI's successor of chat."""
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headrace.gateway.asked.fields import Count, Format, Model, Priority, cap, is_structured
+from headrace.gateway.asked.parts import Content, Part, add, add_part
+from headrace.gateway.asked.prompt import Prompt
+from headrace.gateway.asked.result import Asked
+from headrace.ports.engine import Route
+
+
+class Item(Struct):
+    """A message, a call of a tool, its result, or the model's own thoughts."""
+
+    role: str | None = None
+    content: Content = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    """What a tool that takes plain text is given."""
+    output: str | list[str | Part] | Part | None = None
+    summary: list[Part] | None = None
+
+
+class Text(Struct, gc=False):
+    """How the answer's text is to be."""
+
+    format: Format | None = None
+
+
+class Response(Struct):
+    """A request for a response, as far as it matters here."""
+
+    model: Model
+    input: str | list[Item]
+    instructions: str | None = None
+    tools: Raw = Raw()
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    max_output_tokens: Count | None = None
+    text: Text | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None
+
+
+_DECODE = msgspec.json.Decoder(Response).decode
+
+
+def read(content: bytes) -> Asked:
+    """Return what is asked for. What an earlier response left behind is known to the engine alone."""
+    body = _DECODE(content)
+    prompt = Prompt()
+    has_tools = prompt.json(body.tools)
+    if body.instructions:
+        prompt.said("system", body.instructions)
+    if body.previous_response_id:
+        prompt.said("previous", body.previous_response_id)
+    if isinstance(body.input, str):
+        prompt.said("user", body.input)
+    else:
+        for item in body.input:
+            _add(prompt, item)
+    counted = prompt.counted()
+    return Asked(
+        route=Route.RESPONSES,
+        model=body.model,
+        stream=bool(body.stream),
+        usage_shown=True,
+        output_cap=cap(body.max_output_tokens),
+        fan_out=1,
+        cache_salt=body.cache_salt or "",
+        prompt=counted.prompt,
+        input_tokens=counted.tokens,
+        input_margin=counted.margin,
+        longest=counted.tokens,
+        has_tools=has_tools,
+        structured=body.text is not None and is_structured(body.text.format),
+        priority=body.priority,
+    )
+
+
+def _add(prompt: Prompt, item: Item) -> None:
+    """Add one item, under the role that chat templates give it."""
+    role = item.role or ("assistant" if item.output is None else "tool")
+    prompt.said(role)
+    add(prompt, item.content)
+    for text in (item.name, item.arguments, item.input):
+        if text:
+            prompt.text(text)
+    if item.summary is not None:
+        for part in item.summary:
+            add_part(prompt, part)
+    if isinstance(item.output, Part):
+        add_part(prompt, item.output)
+    else:
+        add(prompt, item.output)
