@@ -11,10 +11,12 @@ the connection closes after the answer at hand, and the rest is for the caller t
 """
 
 import asyncio
+import socket
+import struct
 import sys
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -31,6 +33,7 @@ _PHRASES = {
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
 }
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class _Reading(Enum):
@@ -125,6 +128,7 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> None:
         """Take a caller that closed its sending side for gone: what it was sent is written, no more."""
         self._abandon()
+        self.flow.resume_writing()  # nobody waits any more to say more
         self._limit_flush()
 
     def data_received(self, data: bytes) -> None:
@@ -164,7 +168,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf is not None:
             raise _Refused
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"close": partial(self._cut, self.scope)}}
+        self.scope["extensions"] = {CUT: {"close": partial(self._cut, cast("Scope", self.scope))}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
@@ -199,15 +203,17 @@ class Connection(HttpToolsProtocol):
         self._cycles = [one for one in self._cycles if not one.response_complete]
         self._cycles.append(self.cycle)
         if self.pipeline:
-            self.flow.resume_reading()  # a paused socket would hide that the caller leaves
+            self.flow.resume_reading()  # else it would not be seen to leave
             if len(self.pipeline) > self.ahead_max:
                 self._drop_last()
 
     def on_body(self, body: bytes) -> None:
         """Take some of a body."""
+        if self._deaf is not None:
+            return
         self._arriving = 0
         super().on_body(body)
-        if len(self._cycles) > 1 and len(self.cycle.body) > self.ahead_bytes_max:
+        if len(self._owed()) > 1 and len(self.cycle.body) > self.ahead_bytes_max:
             self._drop_last()
 
     def on_message_complete(self) -> None:
@@ -216,9 +222,17 @@ class Connection(HttpToolsProtocol):
             return  # one that offers another protocol
         self._reading = _Reading.NOTHING
         self._rest()
-        super().on_message_complete()
+        if self._deaf is None:
+            super().on_message_complete()
 
     # What uvicorn calls -----------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Close once the answer under way is sent; whoever was answered is not waited for."""
+        if self.is_hung_up:
+            self._socket.close()
+        else:
+            super().shutdown()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours is in the callers' words
         """Refuse what cannot be read."""
@@ -288,19 +302,25 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._rest()
         self._limit_flush()
-        if self._reading is _Reading.NOTHING and self._deaf is None:
+        is_within = self._reading is _Reading.BODY or self._arriving or self._deaf is not None
+        if not is_within:
             self._socket.close()
             return
-        if self._socket.can_write_eof():
-            self._socket.write_eof()
         self._ignore(0)
-        self.flow.resume_reading()
         self._wait()
+        if self._socket.can_write_eof():
+            try:
+                self._socket.write_eof()
+            except OSError:  # gone already, though nobody told yet
+                self._socket.abort()
 
     def _cut(self, scope: Scope) -> None:
         """Close under an answer without its end."""
         if scope["http_version"] == HTTP_1_0:
-            self._socket.abort()  # a mere close would be a clean end
+            # A mere close would be a clean end: reset it.
+            sock = self._socket.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+            self._socket.abort()
         else:
             self.transport.close()
         self._abandon()
@@ -339,6 +359,8 @@ class Connection(HttpToolsProtocol):
         self._deaf = (self.drain_bytes_max if self._deaf is None else self._deaf) - size
         if self._deaf < 0:
             self._socket.close()
+        else:
+            self.flow.resume_reading()  # a paused socket would hide that the caller leaves
 
     def _abandon(self) -> None:
         """Have every request that is not answered see that its caller is gone."""

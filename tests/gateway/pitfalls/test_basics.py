@@ -74,3 +74,12 @@ async def test_small_pieces_are_sent_at_once_on_both_sides(world: World) -> None
     assert upstream.socket_option(*option)
     peer.say(STREAM)
     assert (await world.answered(caller))[0].body == SHOWN
+
+
+async def test_every_engine_of_a_pool_is_used(world: World) -> None:
+    await world.start(silent, replicas=3)
+    callers = [await world.dial(post(stream=True)) for _ in range(6)]
+    await world.until(lambda: world.engine.requests == 6)
+    assert [pool.busy for pool in world.pools] == [2, 2, 2]
+    for caller in callers:
+        caller.leave()

@@ -174,6 +174,7 @@ async def test_what_is_sent_on_after_an_answer_is_taken_up_to_a_limit(world: Wor
     while caller.is_open and sent < 100 * MIB:
         caller.say(b" " * (64 * KIB))
         sent += 64 * KIB
+        await world.pass_time(0.0)
         await world.until(lambda: not caller.is_stalled or not caller.is_open)
     assert Connection.drain_bytes_max <= sent < 20 * MIB, "and what sockets hold"
     assert caller.answer.status == 413
@@ -201,3 +202,14 @@ async def test_an_answer_to_a_whole_request_keeps_the_connection(world: World) -
     await world.start(says(sized(WHOLE)))
     caller = await world.dial(post(key=None), post(path=b"/none"), post())
     assert [one.status for one in await world.answered(caller, 3)] == [401, 404, 200]
+
+
+@pytest.mark.parametrize("said", [b"", head()[:-9], head(length(9), key=None), HEALTH])
+async def test_nobody_whom_no_answer_is_owed_delays_the_end(world: World, said: bytes) -> None:
+    await world.start(silent)
+    await world.dial(said)
+    await world.pass_time(0.5)
+    begun, state = world.loop.time(), world.gateway.server.server_state
+    world.gateway.stop()
+    await world.until(lambda: not state.connections)
+    assert world.loop.time() - begun < 1.0

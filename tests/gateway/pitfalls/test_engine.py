@@ -105,6 +105,17 @@ async def test_death_within_a_large_frame_is_a_cut(
     assert not caplog.records
 
 
+async def test_a_cut_is_no_clean_end_even_where_the_end_is_the_connections(world: World) -> None:
+    await world.start(silent)
+    caller = await world.dial(post(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    peer = await world.sent()
+    peer.say(EVENTS, chunk(b"data: " + b"x" * 200_000))
+    await world.until(lambda: len(caller.received) > 200_000)
+    peer.close()
+    await world.until(lambda: not caller.is_open)
+    assert isinstance(caller.fault, ConnectionResetError)
+
+
 async def test_death_after_the_end_mark_takes_nothing_from_anybody(world: World) -> None:
     await world.start(silent)
     caller = await world.dial(post(stream=True))

@@ -49,7 +49,7 @@ async def test_a_head_up_to_the_cap_passes_and_a_longer_one_is_431(
             await world.pass_time(0.001)
         answer = (await world.answered(caller))[0]
         assert answer.status == status
-    assert answer.code == "head_too_large"
+    assert answer.code == "headers_too_large"
     assert answer.headers[b"connection"] == b"close"
 
 

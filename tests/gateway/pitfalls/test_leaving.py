@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from headrace.gateway.exchange import COMMENT
 from tests.adapters.upstream.scenes import EVENTS, WORD, chunk
 from tests.gateway.pitfalls.scenes import (
     HEALTH,
@@ -24,7 +26,7 @@ from tests.gateway.pitfalls.scenes import (
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 WAYS: list[Callable[[Caller], None]] = [Caller.leave, Caller.finish]
-LONG = {"messages": [{"role": "user", "content": "word " * 20_000}], "stream": True}
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 20_000}], "stream": True}
 
 
 async def gone(world: World, caller: Caller, way: Callable[[Caller], None] = Caller.leave) -> None:
@@ -189,3 +191,25 @@ async def test_nonsense_sent_ahead_does_not_spoil_the_answer_before(
     await world.until(lambda: caller.over)
     assert (caller.answer.body, caller.answer.whole) == (WORD + SHOWN, True)
     assert caller.fault is None
+
+
+# Streams that begin before they are admitted ----------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_leaving_a_stream_that_began_early(
+    world: World, way: Callable[[Caller], None]
+) -> None:
+    await world.start(silent, early_200=True)
+    caller = await world.dial(post(stream=True))
+    await world.until(lambda: COMMENT in caller.received)
+    assert world.engine.requests == 1
+    await gone(world, caller, way)
+
+
+async def test_an_early_stream_ends_with_the_refusal(world: World) -> None:
+    await world.start(silent, early_200=True)
+    answer = await world.ask(post(stream=True, max_tokens=9_000_000))
+    assert (answer.status, answer.whole) == (200, True)
+    assert b"invalid_request_error" in answer.body
+    assert answer.body.endswith(b"data: [DONE]\n\n")

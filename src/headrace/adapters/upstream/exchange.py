@@ -268,9 +268,7 @@ class Exchange:
 
     def lost(self, error: Exception | None) -> None:
         """Send again if a pooled connection was stale; else it is over."""
-        if self._scanner is not None and self._scanner.done:
-            self._complete()  # nothing of the answer is missing, but the end of its framing
-        elif self._heard:
+        if self._heard:
             self._end(CutError("the connection ended within the answer"))
         elif self._reused and self.attempts == 1 and (error is None or isinstance(error, _STALE)):
             self._disconnect(reusable=False)
