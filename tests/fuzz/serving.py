@@ -53,7 +53,7 @@ def explore(strategy: SearchStrategy[T], holds: Callable[[T], None]) -> int:
             deadline=None,
             database=None,
             derandomize=False,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
             suppress_health_check=list(HealthCheck),
         )
         seed(nth)(bounded(given(strategy)(one)))()
@@ -143,7 +143,7 @@ class Front:
     """A gateway before an engine, on a loop that stands still between examples."""
 
     def __init__(self, runner: asyncio.Runner, gateway: Gateway, engine: Engine, port: int) -> None:
-        self._runner, self.gateway, self.engine, self._port = runner, gateway, engine, port
+        self._runner, self.gateway, self.engine, self.port = runner, gateway, engine, port
 
     def run(self, doing: Coroutine[Any, Any, T]) -> T:
         """Do something on the loop; it must be over in time."""
@@ -151,7 +151,7 @@ class Front:
 
     async def exchange(self, pieces: Sequence[bytes], *, ends: bool = False) -> bytes:
         """Send pieces over a connection of its own; return all that comes until it is closed."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             for piece in pieces:
                 writer.write(piece)
@@ -206,10 +206,12 @@ async def _started(
 
 
 @contextmanager
-def fronted(**server: Any) -> Iterator[Front]:
+def fronted(engine: Engine | None = None) -> Iterator[Front]:
     """Serve; at the end all must be well, with not one error logged or left to the loop."""
-    spec = ServerSpec(port=0, drain_s=0, header_timeout_s=PATIENCE_S, **server)
-    complaints, lost, engine = _Complaints(), [], Engine()
+    spec = ServerSpec(port=0, drain_s=0, header_timeout_s=PATIENCE_S)
+    engine = engine or Engine()
+    complaints = _Complaints()
+    lost: list[dict[str, Any]] = []
     logging.getLogger().addHandler(complaints)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

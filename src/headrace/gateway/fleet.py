@@ -20,7 +20,6 @@ from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica
 from headrace.units import NS_PER_S, DurationNs
 
-
 LIVES_BITS = 20
 """Lives of one real engine are counted below them, engines above."""
 
@@ -72,9 +71,7 @@ def _emulated(
         yield InProcessEngine(made, clock)
 
 
-def _remote(
-    spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int
-) -> RemoteEngine:
+def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int) -> RemoteEngine:
     upstream = Upstream(
         spec.url,
         clock,
