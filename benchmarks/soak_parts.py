@@ -80,9 +80,7 @@ class Engines:
         """Listen."""
         loop = asyncio.get_running_loop()
         for _ in range(ENGINES):
-            server = await loop.create_server(
-                lambda: _Served(self), "127.0.0.1", 0, backlog=ROOM
-            )
+            server = await loop.create_server(lambda: _Served(self), "127.0.0.1", 0, backlog=ROOM)
             self._servers.append(server)
             self.urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 

@@ -113,9 +113,11 @@ CUT = "headrace.cut"
 """In a scope's extensions: how to close the connection under an answer that cannot be completed."""
 
 
-async def cut(scope: Scope) -> None:
-    """Close the connection, so that its caller sees an answer without an end."""
+async def cut(scope: Scope, receive: Receive) -> None:
+    """Close the connection, so that its caller sees an answer without an end; wait until it is."""
     scope["extensions"][CUT]["close"]()
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class watching:  # noqa: N801 - used as a verb; a generator for each stream takes more memory
