@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks import harness
 
-REGISTRY = ("decision", "simspeed", "overload", "fairwait", "swarm")
+REGISTRY = ("decision", "simspeed", "overload", "fairwait", "swarm", "gateway")
 """Every benchmark, in the order `all` runs them."""
 
 
