@@ -1,8 +1,6 @@
-"""The callers of a gateway: keep it busy, read what it used meanwhile, report on stdout.
+"""The callers of a gateway: keep it busy, read what it used meanwhile.
 
-    python -m benchmarks.gateway.load < JOB > SAMPLE
-
-One process a measurement, JSON in and out. Requests: as many at once as there are connections.
+One process a measurement, job in on stdin, sample out on stdout, as JSON. Requests: as many at once as there are connections.
 Chunks: one stream a connection, again and again. Memory: one slow stream a connection, once.
 """
 
@@ -325,7 +323,3 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     measure: Any = memory if job.mode is Mode.MEMORY else busy
     sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(measure(job))))
-
-
-if __name__ == "__main__":
-    main()

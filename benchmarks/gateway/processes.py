@@ -18,6 +18,8 @@ from benchmarks.gateway import load, wire
 from benchmarks.gateway.engine import HOST
 from benchmarks.gateway.stacks import Place, Stack
 
+_PORTS = iter(range(21_000, 32_000, 10))
+_ROOT = Path(__file__).parents[2]
 _READY_S = 120.0
 _TRY_S = 0.1
 _END_S = 5.0
@@ -53,7 +55,7 @@ def cores() -> Cores:
 def engine(core: int) -> Iterator[int]:
     """Run the engine; yields its port."""
     port = free_port()
-    with _process([sys.executable, "-m", "benchmarks.gateway.engine", str(port)], core) as started:
+    with _process(_own("engine", str(port)), core) as started:
         _wait(started, lambda: load.get(port, "/health") == b"{}", "the engine")
         yield port
 
@@ -82,13 +84,17 @@ def gateway(stack: Stack, engine_port: int, core: int) -> Iterator[Running]:
 def measure(job: load.Job, core: int) -> load.Sample:
     """Run the callers of one measurement."""
     with _pinned(core):
-        ran = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gateway.load"],
-            input=msgspec.json.encode(job),
-            stdout=subprocess.PIPE,
-            check=False,
-            timeout=_JOB_S,
-        )
+        try:
+            ran = subprocess.run(  # noqa: S603 - our own module
+                _own("load"),
+                input=msgspec.json.encode(job),
+                stdout=subprocess.PIPE,
+                cwd=_ROOT,
+                check=False,
+                timeout=_JOB_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise FailedError("the callers did not end") from None
     if ran.returncode:
         raise FailedError(f"the callers ended with {ran.returncode}")
     return msgspec.json.decode(ran.stdout, type=load.Sample)
@@ -96,20 +102,22 @@ def measure(job: load.Job, core: int) -> load.Sample:
 
 def free_port() -> int:
     """Return a port nobody listens at, below those given to outgoing connections."""
-    for port in range(_ports.first, _ports.last, 10):
+    for port in _PORTS:
         with socket.socket() as one, suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind((HOST, port))
-            _ports.first = port + 10
             return port
     raise FailedError("no port is free")
 
 
-class _Ports:
-    first, last = 21_000, 32_000
-
-
-_ports = _Ports()
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Let SIGTERM, too, end what has been started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _answers(port: int, key: str | None) -> bool:
@@ -131,6 +139,12 @@ def _wait(started: subprocess.Popen[bytes], ready: Callable[[], bool], name: str
     raise FailedError(f"{name} does not answer")
 
 
+def _own(module: str, *args: str) -> list[str]:
+    """Return the command of a module of this package."""
+    code = f"from benchmarks.gateway.{module} import main; main()"
+    return [sys.executable, "-c", code, *args]
+
+
 @contextmanager
 def _process(
     command: Sequence[str],
@@ -143,6 +157,7 @@ def _process(
         started = subprocess.Popen(  # noqa: S603 - commands of this package
             command,
             env=os.environ | (env or {}),
+            cwd=_ROOT,
             stdin=subprocess.DEVNULL,
             stdout=out if out is not None else sys.stderr.fileno(),
             stderr=out,

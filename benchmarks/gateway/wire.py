@@ -47,14 +47,9 @@ def pace_ms(body: bytes) -> int:
 
 def answer() -> bytes:
     """Return the whole answer without a stream: about 600 bytes of body."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": (_FILLER * 6)[:290]},
-        "logprobs": None,
-        "finish_reason": "stop",
-    }
-    body = _compact(_envelope("chat.completion") | {"choices": [choice], "usage": _USAGE})
-    return plain(body)
+    message = {"role": "assistant", "content": (_FILLER * 6)[:330]}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    return plain(_compact(_envelope("chat.completion") | {"choices": [choice], "usage": _USAGE}))
 
 
 def plain(body: bytes, status: str = "200 OK") -> bytes:
