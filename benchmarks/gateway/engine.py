@@ -65,6 +65,14 @@ class Wheel:
         """Begin a stream; its next chunk is due after `every` ticks."""
         self._slots[(self._now + every) % _WHEEL].append(Stream(caller, every))
 
+    def finish(self) -> None:
+        """End every stream now, in good order."""
+        for slot in self._slots:
+            for stream in slot:
+                if not stream.caller.is_closing():
+                    stream.send(self._end)
+            slot.clear()
+
     def _turn(self) -> None:
         now = self._loop.time()
         while self._due <= now:  # what is late is sent at once: the pace stays
@@ -137,6 +145,9 @@ class Answering(asyncio.Protocol):
             self._caller.write(wire.plain(msgspec.json.encode(self._stats)))
         elif head.startswith(b"get /v1/models "):
             self._caller.write(self.models)
+        elif head.startswith(b"get /finish "):
+            self._wheel.finish()
+            self._caller.write(self.empty)
         elif head.startswith(b"get "):
             self._caller.write(self.empty)
         elif head.startswith(b"post /v1/chat/completions/render "):

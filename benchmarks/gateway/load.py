@@ -68,6 +68,8 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Of the gateway."""
     load_cpu_s: float = 0.0
     """Of callers and engine."""
+    waited_s: float = 0.0
+    """That the gateway's threads were kept from its core, by each other or by other work."""
     errors: int = 0
     reconnects: int = 0
     opened: int = 0
@@ -97,6 +99,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     done: int
     frames: int
     cpu_s: float
+    waited_s: float
     own_cpu_s: float
     engine: Stats
 
@@ -231,6 +234,8 @@ async def busy(job: Job) -> Sample:
     spread = wire.CHUNKS * wire.PACE_MS / 1_000 if streaming else 0.0
     await callers.open(job.connections, spread)
     await asyncio.sleep(job.warm_s)
+    if not streaming:  # the slowest need longer
+        await _until(lambda: callers.tally.done >= 2 * job.connections)
     before = _snapshot(job, callers.tally)
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -247,6 +252,7 @@ async def busy(job: Job) -> Sample:
         requests=done,
         chunks=after.frames - before.frames - extra,
         cpu_s=after.cpu_s - before.cpu_s,
+        waited_s=after.waited_s - before.waited_s,
         load_cpu_s=after.own_cpu_s - before.own_cpu_s + after.engine.cpu_s - before.engine.cpu_s,
         errors=callers.tally.errors,
         reconnects=callers.tally.reconnects,
@@ -267,14 +273,19 @@ async def memory(job: Job) -> Sample:
     await asyncio.sleep(_SETTLE_S)
     after = proc.memory_bytes(job.root)
     callers.stopping = True
+    errors = callers.tally.errors  # before its streams are cut short
+    said = callers.tally.said
+    # Not every gateway lets go of streams whose callers left; they would be work in what follows.
+    get(job.engine_port, "/finish")
+    await _until(lambda: callers.tally.done >= callers.tally.begun)
     short = job.connections - callers.tally.begun
     return Sample(
         requests=callers.tally.begun,
-        errors=callers.tally.errors + short,
+        errors=errors + short,
         reconnects=callers.tally.reconnects,
         opened=engine_stats(job.engine_port).accepted - opened - 1,
         memory_bytes=after - before,
-        said=callers.tally.said or (f"{short} streams never began" if short else ""),
+        said=said or (f"{short} streams never began" if short else ""),
     )
 
 
@@ -313,6 +324,7 @@ def _snapshot(job: Job, tally: Tally) -> Snapshot:
         done=tally.done,
         frames=tally.frames,
         cpu_s=proc.cpu_seconds(job.root),
+        waited_s=proc.waited_seconds(job.root),
         own_cpu_s=time.process_time(),
         engine=engine_stats(job.engine_port),
     )

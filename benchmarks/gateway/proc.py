@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,6 +48,21 @@ def cpu_seconds(root: int) -> float:
     """Return the CPU time of a process and its descendants; those that ended are not counted."""
     table = _table()
     return sum(table[pid].ticks for pid in family(table, root)) / TICKS
+
+
+def parse_waited(text: str) -> int:
+    """Return the ns in a /proc/PID/schedstat that a thread was ready to run and did not."""
+    return int(text.split()[1])
+
+
+def waited_seconds(root: int) -> float:
+    """Return how long the threads of a process and its descendants waited for a core."""
+    waited = 0
+    for pid in family(_table(), root):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                waited += parse_waited((task / "schedstat").read_text(encoding="ascii"))
+    return waited / 1e9
 
 
 def memory_bytes(root: int) -> int:

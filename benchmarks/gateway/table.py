@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -15,6 +15,8 @@ _BEHIND = 0.9
 """Share of the offered chunks below which a row says nothing."""
 _FULL = 0.95
 """Share of a core from which it counts as saturated."""
+_DISTURBED = 0.2
+"""Share of the time from which it matters that nginx waited for its core."""
 _MB = 1_000_000
 LIMITS = (
     ("CPU per request over nginx", Mode.REQUESTS, NGINX, 5.5),
@@ -125,8 +127,12 @@ def faults(rows: Sequence[Row], stack: str) -> int:
 
 
 def lines(rows: Sequence[Row], absent: Mapping[str, str]) -> Iterator[str]:
-    """Yield the table: one line a gateway, * where a row fell behind what was offered."""
-    cells = "{:<14} {:>9} {:>20} {:>9} {:>20} {:>8} {:>7} {:>9} {:>6}  {}".format
+    """Yield the table: one line a gateway, * where a row fell behind what was offered.
+
+    Where a gateway waited much for its core, other work disturbed it: fewer, larger turns of its
+    loop flatter it, and cold caches do the contrary.
+    """
+    cells = "{:<14} {:>9} {:>20} {:>9} {:>20} {:>8} {:>7} {:>9} {:>6} {:>6}  {}".format
     yield cells(
         "stack",
         "us/req",
@@ -137,6 +143,7 @@ def lines(rows: Sequence[Row], absent: Mapping[str, str]) -> Iterator[str]:
         "errors",
         "reconn.",
         "opened",
+        "waited",
         "saturated: requests, chunks",
     )
     for stack in dict.fromkeys(row.stack for row in rows):
@@ -151,8 +158,11 @@ def lines(rows: Sequence[Row], absent: Mapping[str, str]) -> Iterator[str]:
             sum(row.sample.errors for row in mine),
             sum(row.sample.reconnects for row in mine),
             sum(row.sample.opened for row in mine if row.mode is not Mode.MEMORY),
+            f"{waited(mine):.0%}",
             ", ".join(_saturated(mine, mode) for mode in (Mode.REQUESTS, Mode.CHUNKS)),
         )
+    if waited(row for row in rows if row.stack == NGINX) > _DISTURBED:
+        yield "other work took much of the gateways' core: the ratios are rough"
     for stack, why in absent.items():
         yield f"{stack:<14} absent: {why}"
     for row in rows:
@@ -171,6 +181,12 @@ def _figure(rows: Sequence[Row], mode: Mode, stack: str) -> str:
 def _ratio(rows: Sequence[Row], mode: Mode, stack: str) -> str:
     found = spread(ratios(rows, mode, stack, NGINX))
     return f"{found.median:.2f} [{found.low:.2f}-{found.high:.2f}]" if found else "-"
+
+
+def waited(rows: Iterable[Row]) -> float:
+    """Return the largest share of a measurement that a gateway waited for its core."""
+    timed = [row.sample for row in rows if row.sample.wall_s]
+    return max((sample.waited_s / sample.wall_s for sample in timed), default=0.0)
 
 
 def _saturated(mine: Sequence[Row], mode: Mode) -> str:

@@ -127,12 +127,28 @@ def test_table_marks_what_fell_behind_and_names_who_is_absent() -> None:
     assert absent.split() == ["litellm", "absent:", "not", "to", "be", "had"]
 
 
+def test_table_says_when_other_work_took_the_core() -> None:
+    def kept(waited_s: float) -> list[str]:
+        sample = Sample(wall_s=2, requests=9, cpu_s=1, waited_s=waited_s)
+        row = Row(run=0, stack=NGINX, mode=Mode.REQUESTS, connections=1, sample=sample)
+        return list(table.lines([row], {}))
+
+    assert "50%" in kept(1.0)[1]
+    assert kept(1.0)[2:] == ["other work took much of the gateways' core: the ratios are rough"]
+    assert kept(0.2)[2:] == []
+
+
 # /proc.
 
 
 def test_stat_is_read_behind_a_name_with_spaces_and_parentheses() -> None:
     rest = "S 7 9 9 0 -1 4194560 100 0 0 0 123 45 6 7 20 0 1 0 100 0 0"
     assert proc.parse_stat(f"42 (a) (b c)) {rest}") == proc.Stat(parent=7, ticks=168)
+
+
+def test_waiting_is_the_second_field_of_schedstat() -> None:
+    assert proc.parse_waited("5000 7000 12\n") == 7_000
+    assert proc.waited_seconds(os.getpid()) >= 0
 
 
 def test_memory_is_the_proportional_share() -> None:
