@@ -70,11 +70,12 @@ def served(
         given = Settings(deployment=deployment(), keys=keys(), server=replace(spec, **server))
         gateway = Gateway(given, MonotonicClock(asyncio.get_running_loop()))
         sock = listen("127.0.0.1", 0)
+        place = sock.getsockname()
         running = asyncio.create_task(gateway.serve(sock))
         wires: list[Wire] = []
 
         async def dial() -> Wire:
-            wires.append(Wire(*await asyncio.open_connection(*sock.getsockname())))
+            wires.append(Wire(*await asyncio.open_connection(*place)))
             return wires[-1]
 
         try:
@@ -245,3 +246,42 @@ def test_an_answer_under_way_is_not_cut_for_the_next_heads_sake() -> None:
         assert await wire.rest() == b""
 
     served(talk, patience_s=0.05)
+
+
+def test_an_early_answer_can_be_read_by_who_sends_on() -> None:
+    async def talk(_gateway: Gateway, dial: Dial) -> None:
+        wire = await dial()
+        await wire.send(post(length=2**21).replace(KEYS["free"].encode(), b"wrong"))
+        for _ in range(8):
+            await wire.send(b" " * 2**17)
+        status, fields, _ = await wire.answer()
+        assert (status, fields["connection"]) == (401, "close")
+        assert await wire.rest() == b"", "an end, not a reset"
+
+    served(talk, patience_s=5)
+
+
+def test_half_a_request_sent_ahead_hides_nobody_who_leaves() -> None:
+    async def talk(gateway: Gateway, dial: Dial) -> None:
+        wire = await dial()
+        await wire.send(post(LONG))
+        await until(lambda: gateway.driver.live == 1)
+        await wire.send(post(b" " * 100_000))
+        await asyncio.sleep(0.05)
+        wire.close()
+        await until(lambda: gateway.driver.live == 0)
+
+    served(talk, patience_s=5)
+
+
+def test_http_1_0_is_answered_until_the_connection_ends() -> None:
+    async def talk(_gateway: Gateway, dial: Dial) -> None:
+        wire = await dial()
+        streamed = CHAT.replace(b'"max_tokens"', b'"stream": true, "max_tokens"')
+        await wire.send(post(streamed).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, content = (await wire.rest()).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"data: [DONE]\n\n")
+
+    served(talk)

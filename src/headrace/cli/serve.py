@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from headrace.config.schema import Settings
 from headrace.gateway.audit import LOG as AUDIT
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
+from headrace.gateway.handover import Heir, Succession
 from headrace.gateway.server import Gateway, listen
 from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
@@ -31,6 +32,7 @@ from headrace.model.deployment import PoolSpec
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _DEMO = "demo"
+_BROKEN = "headrace: stopped by a bug of its own; see above"
 
 Config = Annotated[
     Path | None, Parameter(help="Configuration file; without it, an emulated fleet and one key.")
@@ -95,17 +97,14 @@ def serve(  # noqa: PLR0913 - a command's options
     shadow_header: ShadowHeader = False,
     sets: Sets = (),
 ) -> int:
-    """Serve an OpenAI-compatible API until Ctrl-C.
+    """Serve an OpenAI-compatible API until Ctrl-C; on SIGUSR2 hand over to a successor.
 
     Flags override the file. The emulated fleet's own flags are for use without one.
     """
-    key = minted() if config is None else None
-    told = {
-        "server.host": host,
-        "server.port": port,
-        "journal.path": journal,
-        "decision_log": decisions,
-    }
+    heir = Heir.of(os.environ)
+    key = _demo_key(heir) if config is None else None
+    told: dict[str, object] = {"server.host": host, "server.port": port}
+    told |= {"journal.path": journal, "decision_log": decisions}
     given = flags(sets) | {name: str(value) for name, value in told.items() if value is not None}
     fleet = {
         "--replicas": replicas,
@@ -133,22 +132,50 @@ def serve(  # noqa: PLR0913 - a command's options
         found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
     )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
-    well = _run(settings, key, reread, second)
-    print("headrace: stopped" if well else "headrace: stopped by a bug of its own; see above")
+    well, successor = _run(settings, key, reread, second, heir)
+    served_on = "" if successor is None else f"; process {successor} serves on"
+    print(f"headrace: stopped{served_on}" if well else _BROKEN)
     return OK if well else FAILED
 
 
-def _run(settings: Settings, key: str | None, reread: Reread | None, second: Beside | None) -> bool:
-    """Listen and serve; return whether it ended well."""
-    admin = settings.admin
+def _run(
+    settings: Settings,
+    key: str | None,
+    reread: Reread | None,
+    second: Beside | None,
+    heir: Heir | None,
+) -> tuple[bool, int | None]:
+    """Listen and serve; return whether it ended well, and the process that serves on."""
     with (
-        listen(settings.server.host, settings.server.port) as sock,
-        nullcontext() if admin is None else listen(admin.host, admin.port) as admin_sock,
+        _listener(settings, heir) as sock,
+        _admin_listener(settings, heir) as admin_sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         if admin_sock is not None:
             _show_audit()
-        return runner.run(_serve(settings, sock, admin_sock, key, reread, second))
+        socks = (sock, admin_sock)
+        return runner.run(_serve(settings, socks, key, reread, second, heir))
+
+
+def _demo_key(heir: Heir | None) -> str:
+    return minted() if heir is None or heir.key is None else heir.key
+
+
+def _listener(settings: Settings, heir: Heir | None) -> socket.socket:
+    if heir is not None:
+        return heir.sock
+    return listen(settings.server.host, settings.server.port)
+
+
+def _admin_listener(
+    settings: Settings, heir: Heir | None
+) -> AbstractContextManager[socket.socket | None]:
+    handed = None if heir is None else heir.admin_sock
+    if settings.admin is None:
+        if handed is not None:
+            handed.close()
+        return nullcontext()
+    return handed or listen(settings.admin.host, settings.admin.port)
 
 
 def demo_settings(
@@ -198,22 +225,36 @@ def _refuse(names: Iterable[str]) -> None:
 
 async def _serve(
     settings: Settings,
-    sock: socket.socket,
-    admin_sock: socket.socket | None,
+    socks: tuple[socket.socket, socket.socket | None],
     key: str | None,
     reread: Reread | None,
     second: Beside | None,
-) -> bool:
-    clock = MonotonicClock(asyncio.get_running_loop())
-    gateway = Gateway(settings, clock, reread=reread, beside=second)
-    _greet(settings, sock, admin_sock, key)
-    collector = Collector(asyncio.get_running_loop())
+    heir: Heir | None,
+) -> tuple[bool, int | None]:
+    """Serve; return whether that ended well, and the process that serves on."""
+    loop = asyncio.get_running_loop()
+    if heir is not None:
+        heir.wait()
+    gateway = Gateway(settings, MonotonicClock(loop), reread=reread, beside=second)
+    succession = Succession(gateway, key=key)
+    collector = Collector(loop)
+
+    def accepting() -> None:
+        if heir is not None:
+            print(f"headrace: process {os.getpid()} serves on", flush=True)
+            heir.ready()
+        succession.accepting()
+
     try:
-        return await gateway.serve(sock, admin_sock)
+        with succession.armed():
+            if heir is None:
+                _greet(settings, *socks, key)
+            well = await gateway.serve(*socks, accepting=accepting)
     finally:
         collector.stop()
         if second is not None and gateway.driver.shadow is not None:
             tell(second, gateway.driver.shadow)
+    return well, succession.successor
 
 
 def _show_audit() -> None:

@@ -16,16 +16,25 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the time of `loop`."""
         self._loop = loop
+        self._ahead_ns = 0
         self.on_error: Callable[[Exception], None] | None = None
         """Told what a call failed with; else the loop logs it and goes on as if nothing were."""
 
     def now(self) -> InstantNs:
         """Return the loop's time."""
-        return InstantNs(round(self._loop.time() * NS_PER_S))
+        return InstantNs(round(self._loop.time() * NS_PER_S) + self._ahead_ns)
+
+    def go_on_from(self, instant: InstantNs) -> None:
+        """Be at `instant` now, as the time of an earlier process went on; before anybody asks."""
+        self._ahead_ns += instant - self.now()
 
     def wall(self) -> int:
         """Return whole seconds since 1970."""
         return int(time.time())
+
+    def wall_ns(self) -> int:
+        """Return nanoseconds since 1970, as files are dated."""
+        return time.time_ns()
 
     def call_at(self, when: InstantNs, callback: Callable[[], None]) -> "Alarm":
         """Call once `now()` is `when` or later."""
@@ -33,7 +42,8 @@ class LoopClock:
 
     def arm(self, when: InstantNs, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Have the loop call at `when`, rounded up to whole microseconds."""
-        return self._loop.call_at(ceil_div(when, NS_PER_US) / _US_PER_S, callback)
+        at = when - self._ahead_ns
+        return self._loop.call_at(ceil_div(at, NS_PER_US) / _US_PER_S, callback)
 
 
 class MonotonicClock(LoopClock):
@@ -41,7 +51,7 @@ class MonotonicClock(LoopClock):
 
     def now(self) -> InstantNs:
         """Return the machine's monotonic time."""
-        return InstantNs(time.monotonic_ns())
+        return InstantNs(time.monotonic_ns() + self._ahead_ns)
 
     def arm(self, when: InstantNs, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Have the loop call at `when`, rounded up to the whole milliseconds that uvloop knows."""

@@ -1,19 +1,39 @@
-"""One connection: how long its heads may be and take, and that nobody answers one that is gone.
+"""One connection: what it may ask, how long and how much it may take, and that nobody answers one
+that is gone.
 
-uvicorn bounds neither. A connection that sends nothing is closed without a word, as is one that goes
-on sending a body after its answer; half a head gets 408, one too long 431.
+uvicorn bounds none of it. What two readers could understand differently is refused here, before an
+application sees it. A connection that sends nothing is closed without a word; half a head gets 408,
+one too long 431. Who is answered before its body was read may still read the answer: what it sends is
+thrown away for a while, since closing on unread input would reset the connection.
+
+A caller that closes its sending side has left. Requests may be sent ahead of answers, a few: beyond,
+the connection closes after the answer at hand, and the rest is for the caller to send again.
 """
 
 import asyncio
+import socket
+import struct
+import sys
 from enum import Enum, auto
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
 from headrace.gateway.http import CUT, HEAD_BYTES_MAX, Receive, Scope, Send
+from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
+from headrace.units import MIB
 
-_PHRASES = {408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+RETIRED_S = 2.0
+"""How long a connection that is to close stays open for a request that may be on its way."""
+_PHRASES = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+}
+_NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 class _Reading(Enum):
@@ -24,116 +44,357 @@ class _Reading(Enum):
     BODY = auto()
 
 
+class _Refused(Exception):  # noqa: N818 - stops the parser, is no error of ours
+    """A request is not to be read on."""
+
+
+class _Polite:
+    """A transport whose `close` first lets the other side read what was said."""
+
+    def __init__(self, transport: asyncio.Transport, connection: "Connection") -> None:
+        self._transport, self._connection = transport, connection
+        self.write = transport.write  # on the path of every chunk
+        self.get_extra_info = transport.get_extra_info
+        self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
+
+    def is_closing(self) -> bool:
+        return self._connection.is_hung_up or self._transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.hang_up()
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds."""
 
+    # With attributes of ours in it, the dict of each connection would not share its keys with others'.
+    __slots__ = ("_alarm", "_cycles", "_given", "_head_bytes", "_heads", "_reading", "_stall")
+
+    is_retired = False
+    """Whether it closes after one more answer."""
     patience_s = 10.0
     """Seconds that a head may take, and what is left of a body after its answer."""
     stall_s = 60.0
     """Seconds in which what waits for a slow caller must shrink from full to nearly empty."""
+    head_bytes_max = HEAD_BYTES_MAX
+    """Bytes of a head; also of what frames a body without adding to it."""
+    headers_max = 100
+    """Lines of a head. 100: Apache's limit; browsers send 30."""
+    ahead_max = 8
+    """Requests that wait for the answer to an earlier one. 8: clients that send ahead send a few."""
+    ahead_bytes_max = 65_536
+    """Bytes of the body of one that waits."""
+    drain_bytes_max = 4 * MIB
+    """Bytes that are thrown away of a body nobody reads. 4 MiB: clients that send all of it before
+    they look get to read the answer; more is not worth receiving."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """Wrap the application, so that nothing is written once the connection closes."""
         super().__init__(*args, **named)
         self._given, self.app = self.app, self._guarded
+        self._socket: asyncio.Transport
         self._cycles: list[RequestResponseCycle] = []
         self._reading = _Reading.HEAD
         self._heads = 0
-        self._head_bytes = 0  # since the read in which it began
+        self._arriving = 0  # bytes of reads that made up one head, or that added nothing to a body
+        self._head_bytes = 0  # of the lines of a head that were read
+        self._read = b""
+        self._fault = Edge.MALFORMED
+        self._deaf: int | None = None  # what comes is thrown away: how much more
         self._alarm: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self.is_hung_up = False
+        """Nothing more is said on it."""
+
+    # What the loop calls ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
+        self._socket = transport
+        self.transport = _Polite(transport, self)  # type: ignore[assignment]
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, the running and the waiting."""
+        self.is_hung_up = True
         self._rest()
         self._unstall()
         self._abandon()
         super().connection_lost(exc)
+        self.app = self._given  # its own method would keep it for the garbage collector
+        self._unset_keepalive_if_required()
+
+    def eof_received(self) -> None:
+        """Take a caller that closed its sending side for gone: what it was sent is written, no more."""
+        self._abandon()
+        self.flow.resume_writing()  # nobody waits any more to say more
+        self._limit_flush()
 
     def data_received(self, data: bytes) -> None:
         """Read on; a head that grows too long ends the connection."""
+        if self._deaf is not None:
+            self._ignore(len(data))
+            return
         if self._reading is _Reading.NOTHING:
             self._reading = _Reading.HEAD
             self._wait()
-        heads = self._heads
+        before = self._heads
+        self._arriving += len(data)
+        self._read = data
         super().data_received(data)
-        if self._reading is not _Reading.HEAD or self._heads != heads:
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
-            self._end(Edge.HEAD_TOO_LARGE)
+        if self._reading is _Reading.NOTHING or self._heads != before:
+            self._arriving = 0
+        elif self._arriving > self.head_bytes_max and self._deaf is None:
+            self._refuse(Edge.HEAD_TOO_LARGE)
 
     def pause_writing(self) -> None:
         """Give a caller that does not read some time."""
         super().pause_writing()
         self._unstall()
-        self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
+        self._stall = self.loop.call_later(self.stall_s, self._socket.abort)
 
     def resume_writing(self) -> None:
         """It reads again."""
         self._unstall()
         super().resume_writing()
+        if self.is_hung_up:
+            self._limit_flush()
+
+    # What the parser calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Begin a head."""
+        if self._deaf is not None:
+            raise _Refused
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"close": self.transport.close}}
+        self.scope["extensions"] = {CUT: {"close": partial(self._cut, cast("Scope", self.scope))}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
         self._wait()
 
+    def on_url(self, url: bytes) -> None:
+        """Take some of the path."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those after the body are dropped, they are nobody's."""
+        if self._reading is _Reading.BODY:
+            return
+        self._count_head(len(name) + len(value) + 4)
+        if len(self.headers) == self.headers_max:
+            self._fault = Edge.HEAD_TOO_LARGE
+            raise _Refused
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Go on to the body."""
+        if self.parser.should_upgrade():
+            return  # to be read once more, without the offer
+        if not is_plain(self.headers, self.parser.get_http_version()):
+            raise _Refused
         self._reading = _Reading.BODY
         self._rest()
         super().on_headers_complete()
+        if self.is_retired:
+            self.cycle.keep_alive = False
         self._cycles = [one for one in self._cycles if not one.response_complete]
         self._cycles.append(self.cycle)
+        if self.pipeline:
+            self.flow.resume_reading()  # else it would not be seen to leave
+            if len(self.pipeline) > self.ahead_max:
+                self._drop_last()
+
+    def on_body(self, body: bytes) -> None:
+        """Take some of a body."""
+        if self._deaf is not None:
+            return
+        self._arriving = 0
+        super().on_body(body)
+        if len(self._owed()) > 1 and len(self.cycle.body) > self.ahead_bytes_max:
+            self._drop_last()
 
     def on_message_complete(self) -> None:
         """Have all of a request."""
+        if self._reading is _Reading.HEAD:
+            return  # one that offers another protocol
         self._reading = _Reading.NOTHING
         self._rest()
-        super().on_message_complete()
+        if self._deaf is None:
+            super().on_message_complete()
 
-    def on_response_complete(self) -> None:
-        """Wait for the rest of a body that nobody reads."""
-        super().on_response_complete()
-        if self._reading is _Reading.BODY and not self._answering():
-            self._wait()
+    # What uvicorn calls -----------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Close once the answer under way is sent; whoever was answered is not waited for."""
+        if self.is_hung_up:
+            self._socket.close()
+        else:
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours is in the callers' words
+        """Refuse what cannot be read."""
+        self._refuse(self._fault)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read a request that offers another protocol as if it did not: callers may, and go on in ours.
+
+        The parser would take what follows the head for words of the other one.
+        """
+        error = sys.exception()
+        assert isinstance(error, HttpParserUpgrade)
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(Edge.MALFORMED)
+            return
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version), *without_offer(self.headers)]
+        self.parser = HttpRequestParser(self)
+        self._heads -= 1
+        super().data_received(b"\r\n".join([*lines, b"", b""]) + self._read[error.args[0] :])
+
+    def retire(self) -> None:
+        """Close after one more answer: to what was asked already, or is asked soon."""
+        self.is_retired = True
+        if self._owed():
+            self.cycle.keep_alive = False
+        elif self._reading is _Reading.NOTHING or not self._heads:
+            self._wait(min(RETIRED_S, self.patience_s))
+
+    def shutdown(self) -> None:
+        """Close when nothing is asked, unless it retires by itself."""
+        if not self.is_retired:
+            super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = next(one for one in self._cycles if one.scope is scope)
+
         async def sent(message: Any) -> None:
             if self.transport.is_closing():
                 self._abandon()
+            elif message["type"] == "http.response.start":
+                self._begin(cycle, message)
+            elif cycle.scope["http_version"] == HTTP_1_0:
+                cycle.expected_content_length = len(message["body"])
             await send(message)
 
         await self._given(scope, receive, sent)
 
+    def _begin(self, cycle: RequestResponseCycle, message: Any) -> None:
+        """Say in an answer's head how it will end."""
+        if cycle.more_body:
+            message["headers"] = [
+                *(one for one in message["headers"] if one[0] != b"connection"),
+                (b"connection", b"close"),
+            ]
+        if cycle.scope["http_version"] == HTTP_1_0:
+            cycle.chunked_encoding = False  # of unknown length, it ends with the connection
+
+    # How it ends ------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Say nothing more, and close once the other side may have read what was said."""
+        if self.is_hung_up or self._socket.is_closing():
+            return
+        self.is_hung_up = True
+        self._unset_keepalive_if_required()
+        self._rest()
+        self._limit_flush()
+        is_within = self._reading is _Reading.BODY or self._arriving or self._deaf is not None
+        if not is_within:
+            self._socket.close()
+            return
+        self._ignore(0)
+        self._wait()
+        if self._socket.can_write_eof():
+            try:
+                self._socket.write_eof()
+            except OSError:  # gone already, though nobody told yet
+                self._socket.abort()
+
+    def _cut(self, scope: Scope) -> None:
+        """Close under an answer without its end."""
+        if scope["http_version"] == HTTP_1_0:
+            # A mere close would be a clean end: reset it.
+            sock = self._socket.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+            self._socket.abort()
+        else:
+            self.transport.close()
+        self._abandon()
+
+    def _refuse(self, cause: Edge) -> None:
+        """Read no more, and say why, after the answers that are owed."""
+        self._ignore(0)
+        if self._reading is _Reading.BODY and self._owed():
+            cycle = self.cycle
+            self._drop_last()
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+        self._rest()
+        if self._owed():
+            self.cycle.keep_alive = False
+            return
+        if not self.transport.is_closing():
+            self.transport.write(_refusal(cause))
+            self.transport.close()
+
+    def _drop_last(self) -> None:
+        """Forget the last request, and read no more: it cannot be answered."""
+        self._ignore(0)
+        self.pipeline = type(self.pipeline)(
+            one for one in self.pipeline if one[0] is not self.cycle
+        )
+        self._cycles.remove(self.cycle)
+        if self._cycles:
+            self.cycle = self._cycles[-1]
+            self.cycle.keep_alive = False
+
+    def _ignore(self, size: int) -> None:
+        """Throw away what comes, up to a limit."""
+        self._deaf = (self.drain_bytes_max if self._deaf is None else self._deaf) - size
+        if self._deaf < 0:
+            self._socket.close()
+        else:
+            self.flow.resume_reading()  # a paused socket would hide that the caller leaves
+
     def _abandon(self) -> None:
         """Have every request that is not answered see that its caller is gone."""
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        for cycle in self._owed():
+            cycle.disconnected = True
+            cycle.message_event.set()
 
-    def _answering(self) -> bool:
-        return any(not cycle.response_complete for cycle in self._cycles)
+    def _owed(self) -> list[RequestResponseCycle]:
+        """Return the requests that are not answered."""
+        return [cycle for cycle in self._cycles if not cycle.response_complete]
+
+    # Bounds -----------------------------------------------------------------------------------
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.head_bytes_max:
+            self._fault = Edge.HEAD_TOO_LARGE
+            raise _Refused
+
+    def _limit_flush(self) -> None:
+        """Give what is still unsent, of what no more is added to, some time."""
+        if self._stall is None and self._socket.get_write_buffer_size():
+            self._stall = self.loop.call_later(self.stall_s, self._socket.abort)
 
     def _unstall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
 
-    def _wait(self) -> None:
+    def _wait(self, patience_s: float | None = None) -> None:
         self._rest()
-        self._alarm = self.loop.call_later(self.patience_s, self._waited)
+        self._alarm = self.loop.call_later(
+            self.patience_s if patience_s is None else patience_s, self._waited
+        )
 
     def _rest(self) -> None:
         if self._alarm is not None:
@@ -143,32 +404,33 @@ class Connection(HttpToolsProtocol):
     def _waited(self) -> None:
         """End the connection, after the answer if one is under way."""
         self._alarm = None
-        if self.transport.is_closing():
+        if self._socket.is_closing():
             return
-        if self._answering():
+        if self.is_hung_up:
+            self._socket.close()
+        elif self._owed():
             self.cycle.keep_alive = False
         elif self._reading is _Reading.HEAD and self._heads:
-            self._end(Edge.REQUEST_TIMEOUT)
+            self._refuse(Edge.REQUEST_TIMEOUT)
         else:
-            self.transport.close()
+            self._socket.close()
 
-    def _end(self, cause: Edge) -> None:
-        """Answer without the application, unless it is answering itself, and close."""
-        if not self._answering():
-            status, content = EDGES[cause].status, body(edge(cause))
-            fields = [
-                (b"content-type", b"application/json"),
-                (b"content-length", b"%d" % len(content)),
-                (b"connection", b"close"),
-                *headers(edge(cause), lambda _: 0),
-            ]
-            head = [b"HTTP/1.1 %d %s" % (status, _PHRASES[status])]
-            head += [name + b": " + value for name, value in fields]
-            self.transport.write(b"\r\n".join([*head, b"", content]))
-        self.transport.close()
+
+def _refusal(cause: Edge) -> bytes:
+    """Return an answer without the application's help."""
+    status, content = EDGES[cause].status, body(edge(cause))
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(content)),
+        (b"connection", b"close"),
+        *headers(edge(cause), lambda _: 0),
+    ]
+    head = [b"HTTP/1.1 %d %s" % (status, _PHRASES[status])]
+    head += [name + b": " + value for name, value in fields]
+    return b"\r\n".join([*head, b"", content])
 
 
 def patient(patience_s: float, stall_s: float = Connection.stall_s) -> type[Connection]:
     """Return connections that wait so long."""
     bounds = {"patience_s": patience_s, "stall_s": stall_s}
-    return type("PatientConnection", (Connection,), bounds)
+    return type("PatientConnection", (Connection,), {"__slots__": (), **bounds})

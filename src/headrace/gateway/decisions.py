@@ -18,6 +18,7 @@ class DecisionLog:
         """Open the file, or go on with it; raises OSError if that cannot be."""
         self._file = os.open(path, _FLAGS, _MODE)
         self._size = os.fstat(self._file).st_size
+        self._paused = False
         self.dropped = 0
         """Lines that could not be written."""
         if not self._size:
@@ -35,11 +36,22 @@ class DecisionLog:
         """Write one that had no effect, marked as such. Never waits, never raises."""
         self._put(to_line(record, observed=True))
 
+    def pause(self) -> None:
+        """Write nothing any more: another process may."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Write again, behind whatever another process wrote."""
+        self._paused = False
+        self._size = os.fstat(self._file).st_size
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
     def _put(self, line: bytes) -> None:
+        if self._paused:
+            return
         if append_whole(self._file, line, self._size):
             self._size += len(line)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.gateway.past import Past
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, Left, Stream
 from headrace.model.effect import (
@@ -35,6 +36,7 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    Restarted,
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord
@@ -42,7 +44,6 @@ from headrace.model.ids import AttemptId, ReplicaName, RequestId
 from headrace.model.meter import NO_STREAM, Meter, StreamTiming
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
-from headrace.plane.core import Plane
 from headrace.plane.journal import SEGMENT_BYTES, Recorder
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock, Timer
@@ -79,7 +80,7 @@ class Driver:
         engines: Sequence[EngineClient],
         *,
         journal: Journal | None = None,
-        resumed: bool = False,
+        past: Past | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         decided: Callable[[DecisionRecord], None] | None = None,
         concluded: Callable[[Concluded], None] | None = None,
@@ -88,26 +89,26 @@ class Driver:
     ) -> None:
         """Stand between callers and engines.
 
-        `resumed`: the journal holds an earlier life. `decided` gets each decision, `concluded`
-        each request that is over; `on_broken` is called when the plane has failed and the process must end.
-        `shadow` sees every event after the plane.
+        `past`: earlier lives of the journal, from which this one goes on. `decided` gets each
+        decision, `concluded` each request that is over; `on_broken` is called when the plane has
+        failed and the process must end. `shadow` sees every event after the plane.
         """
-        self.plane = Plane()
+        past = past or Past()
+        self.plane, self._epoch = past.plane, past.epoch
         self._handle = self.plane.handle
+        self._segment_bytes = segment_bytes
+        self._recorder: Recorder | None = None
         if journal is not None:
-            recorder = Recorder(
-                self.plane, journal.put, segment_bytes=segment_bytes, resumed=resumed
-            )
-            self._handle = recorder.handle
+            self.record(journal, resumed=past.epoch > 0)
         self._clock, self._decided, self._on_broken = clock, decided, on_broken
         self._concluded = concluded
         self.shadow = shadow
         """What decides beside the plane without effect, if anything does."""
         self._engines = {engine.name: engine for engine in engines}
-        self._last = InstantNs(0)
+        self._last = self.plane.state.now
         self._index = 0
         self._revision = 0
-        self._requests = 0
+        self._requests = past.first_id
         self._events: deque[Event] = deque()
         self._running = False
         self._timer: Timer | None = None
@@ -197,7 +198,10 @@ class Driver:
         flight = self._flights.get(attempt)
         if flight is None or self.broken is not None:
             return
-        if flight.meter.tokens != flight.told:
+        # A whole answer that comes in one piece ends in the same breath: that end says it all.
+        if flight.meter.tokens != flight.told and (
+            flight.stream.ask.stream or flight.engine.tells_first
+        ):
             self._count(attempt, flight)
         flight.stream.push(data)
 
@@ -231,10 +235,13 @@ class Driver:
     # Its life ---------------------------------------------------------------------------------
 
     def start(self, config: PlaneConfig, revision: int = 1) -> None:
-        """Configure the plane and announce the engines."""
+        """Configure the plane and announce the engines; first of all end what an earlier life left."""
         self._revision = revision
         self._poll_ns = ms(config.reports.poll_ms)
-        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+        if self._epoch:
+            self._post(Restarted(self._epoch))
+        if self.plane.state.revision != revision:
+            self._post(ConfigChanged(revision=revision, config=canonical(config)))
         for engine in self._engines.values():
             engine.connect(self)
         self._poll()
@@ -268,6 +275,21 @@ class Driver:
         """End every request and let go of engines and timer."""
         self.end_all()
         self._silence()
+
+    def record(self, journal: Journal, *, resumed: bool) -> None:
+        """Record all that happens from here on; `resumed`: behind earlier lives."""
+        self._recorder = Recorder(
+            self.plane, journal.put, segment_bytes=self._segment_bytes, resumed=resumed
+        )
+        self._handle = self._recorder.handle
+
+    def unrecord(self) -> None:
+        """End the record with a checkpoint of this instant; nothing is recorded from here on."""
+        if self._recorder is not None and self.broken is None:
+            self._post(TimerDue())
+        if self._recorder is not None and self.broken is None:
+            self._recorder.checkpoint()
+        self._recorder, self._handle = None, self.plane.handle
 
     def fail(self, error: Exception) -> None:
         """Something of ours is broken, in an engine or a timer: tell everybody, go on never."""
@@ -369,8 +391,8 @@ class Driver:
         return NO_STREAM if flight is None else flight.meter.timing()
 
     def _conclude(self, row: Concluded) -> None:
-        stream = self._streams.pop(row.request)
-        if stream.attempt is not None:
+        stream = self._streams.pop(row.request, None)  # an earlier life's callers are gone
+        if stream is not None and stream.attempt is not None:
             self._forget(stream.attempt)
         self.recent.append(row)
         if self._concluded is not None:

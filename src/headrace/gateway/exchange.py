@@ -116,7 +116,7 @@ class Exchange:
                 await send_events(self.send, data + broken(end, self.route), more=False)
             case Cut():
                 await send_events(self.send, data, more=True)
-                await cut(self.scope)
+                await cut(self.scope, self.receive)
             case Refusal():
                 assert self.route is not None, "as above"
                 fault = edge(Edge.UPSTREAM)

@@ -173,6 +173,10 @@ FAMILIES: dict[str, Family] = {
     "journal_dropped_frames": Family(
         _C, "Journal frames that could not be kept; absent without a journal."
     ),
+    "journal_unread_segments": Family(
+        _C,
+        "Segments of earlier lives that could not be read at the start; absent without a journal.",
+    ),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."
     ),

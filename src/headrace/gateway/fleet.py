@@ -20,17 +20,23 @@ from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica
 from headrace.units import NS_PER_S, DurationNs
 
+LIVES_BITS = 20
+"""Lives of one real engine within one of ours are counted below them, engines above."""
 
-def engines(settings: Settings, clock: Clock) -> list[EngineClient]:
-    """Return an engine for every replica; raises ConfigError for keys and certificates that lack."""
+
+def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClient]:
+    """Return an engine for every replica; raises ConfigError for keys and certificates that lack.
+
+    Their incarnations are above `last`, and never the same.
+    """
     config = settings.deployment
     found: list[EngineClient] = []
     for pool in config.pools:
         given = [spec for spec in settings.upstreams if spec.pool == pool.name]
         for nth, spec in enumerate(given):
-            found.append(_remote(spec, pool, nth, clock))
+            found.append(_remote(spec, pool, nth, clock, last + (len(found) + 1 << LIVES_BITS)))
         if not given:
-            found += _emulated(pool, settings.emulator, len(found), clock)
+            found += _emulated(pool, settings.emulator, len(found), clock, last)
     return found
 
 
@@ -49,13 +55,13 @@ def _named(spec: UpstreamSpec, nth: int) -> ReplicaName:
 
 
 def _emulated(
-    pool: PoolSpec, spec: EmulatorSpec, before: int, clock: Clock
+    pool: PoolSpec, spec: EmulatorSpec, before: int, clock: Clock, last: int
 ) -> Iterator[InProcessEngine]:
     for nth in range(pool.replicas):
         serial = before + nth + 1
         replica = Replica(
             ReplicaName(f"{pool.name}-{nth}"),
-            Incarnation(serial),
+            Incarnation(last + serial),
             pool.profile,
             ChunkedPrefill(),
             noise_seed=spec.seed + serial,
@@ -65,7 +71,7 @@ def _emulated(
         yield InProcessEngine(made, clock)
 
 
-def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> RemoteEngine:
+def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int) -> RemoteEngine:
     upstream = Upstream(
         spec.url,
         clock,
@@ -83,6 +89,7 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock) -> Remot
             first_byte_ns=DurationNs(round(spec.first_byte_s * NS_PER_S)),
             gap_ns=DurationNs(round(spec.gap_s * NS_PER_S)),
         ),
+        incarnation=last,
     )
 
 

@@ -1,8 +1,7 @@
 """Bytes of one HTTP request in, of its answer out, over ASGI."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from headrace.gateway.errors import Headers
@@ -114,25 +113,37 @@ CUT = "headrace.cut"
 """In a scope's extensions: how to close the connection under an answer that cannot be completed."""
 
 
-async def cut(scope: Scope) -> None:
-    """Close the connection, so that its caller sees an answer without an end."""
+async def cut(scope: Scope, receive: Receive) -> None:
+    """Close the connection, so that its caller sees an answer without an end; wait until it is."""
     scope["extensions"][CUT]["close"]()
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
-@contextmanager
-def watching(receive: Receive, left: Callable[[], None]) -> Iterator[None]:
+class watching:  # noqa: N801 - used as a verb; a generator for each stream takes more memory
     """Call `left` if the caller goes away inside; the body must have been read.
 
     A caller that closes its sending side counts as gone.
     """
 
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left()
+    __slots__ = ("_left", "_receive", "_task")
 
-    task = asyncio.get_running_loop().create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
+    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
+        """Watch nobody yet."""
+        self._receive, self._left = receive, left
+
+    def __enter__(self) -> None:
+        """Watch."""
+        watch = _watch(self._receive, self._left)
+        self._task = asyncio.get_running_loop().create_task(watch)
+
+    def __exit__(self, *_: object) -> None:
+        """Watch no more."""
+        self._task.cancel()
+
+
+async def _watch(receive: Receive, left: Callable[[], None]) -> None:
+    """Know nobody who knows the task that this is: it would be garbage that needs collecting."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    left()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import uvicorn
 
-from headrace.adapters.journal.ring import JournalRing
+from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.schema import AdminSpec, Settings
 from headrace.gateway.admin import Admin
@@ -19,13 +19,14 @@ from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.connection import patient
+from headrace.gateway.connection import Connection, patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import engines, prices
+from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 REVISION = 1
-"""Of the configuration a process starts with."""
+"""Of the configuration that the first process on a journal starts with."""
 _BACKLOG = 4_096
 _GIB_IN_MIB = 1_024
 _CLOSING_S = 5
@@ -45,9 +46,15 @@ _CLOSING_S = 5
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that callers may connect before the server runs."""
+    """Return a listening socket, so that callers may connect before the server runs.
+
+    Its connections send small pieces at once: asyncio would see to that only for sockets that were
+    made with the protocol's number.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _tell_dropped(what: str, dropped: int) -> None:
@@ -87,12 +94,17 @@ def _each(*wanted: Callable[[T], None] | None) -> Callable[[T], None] | None:
 
 
 def _sinks(
-    journal: JournalRing | None, decisions: DecisionLog | None, spec: AdminSpec, audit: Audit
+    journal: HeldJournal | None,
+    unread: int,
+    decisions: DecisionLog | None,
+    spec: AdminSpec,
+    audit: Audit,
 ) -> dict[str, Callable[[], int]]:
-    """Return, by family, what each sink that there is could not keep."""
+    """Return, by family, what each sink that there is could not keep, or not be read from."""
     found: dict[str, Callable[[], int]] = {}
     if journal is not None:
         found["journal_dropped_frames"] = lambda: journal.dropped
+        found["journal_unread_segments"] = lambda: unread
     if decisions is not None:
         found["decision_log_dropped_lines"] = lambda: decisions.dropped
     if spec.audit_log is not None:
@@ -106,12 +118,11 @@ def _told(shadow: Shadow | None, beside: Beside | None) -> Callable[[RequestId],
 
 
 @asynccontextmanager
-async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIterator[None]:
+async def _answering(server: AdminServer | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
-    if app is None or sock is None:
+    if server is None or sock is None:
         yield
         return
-    server = AdminServer(app)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
     try:
         yield
@@ -122,6 +133,12 @@ async def _answering(app: Admin | None, sock: socket.socket | None) -> AsyncIter
 
 class Gateway:
     """Everything one process serves with; made inside its event loop."""
+
+    admin: Admin | None = None
+    socks: tuple[socket.socket, socket.socket | None] | None = None
+    """Where callers and operators come in, while it serves."""
+    _admin_server: AdminServer | None = None
+    _aside = False  # another process may have listeners and record
 
     def __init__(
         self,
@@ -141,16 +158,19 @@ class Gateway:
         _refuse_fan_out(settings)
         self._settings, self._config = settings, config
         self._files = ExitStack()
-        journal = self._journal()
+        self._kept = journal = self._journal()
+        past = recall(journal, clock, config)
+        self._revision = past.revision(config)
         observing = beside is not None and beside.observed
         decisions = self._decisions(beside.config if beside is not None and observing else config)
         logged = None if decisions is None or observing else decisions.decided
+        self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
-            engines(settings, clock),
+            engines(settings, clock, past.first_id),
             journal=journal,
-            resumed=journal is not None and journal.resumed,
+            past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
             decided=_each(logged, None if feed is None else feed.decided),
             concluded=_each(concluded, None if feed is None else feed.concluded),
@@ -159,16 +179,11 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
+        told = _told(self.driver.shadow, beside)
         self.app = App(
-            self.driver,
-            keys,
-            clock,
-            models=config.models,
-            server=settings.server,
-            observed=_told(self.driver.shadow, beside),
+            self.driver, keys, clock, models=config.models, server=settings.server, observed=told
         )
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
-        self.admin: Admin | None = None
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -179,41 +194,110 @@ class Gateway:
                 audit=audit,
                 decisions=None if observing else decisions,
                 observing=observing,
-                dropped=_sinks(journal, decisions, settings.admin, audit),
+                dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
-            spec = settings.admin
-            self.admin = admin(settings, spec, clock, parts, revision=REVISION, reread=reread)
+            spec, revision = settings.admin, self._revision
+            self.admin = admin(settings, spec, clock, parts, revision=revision, reread=reread)
+            self._admin_server = AdminServer(self.admin)
 
-    async def serve(self, sock: socket.socket, admin_sock: socket.socket | None = None) -> bool:
+    async def serve(
+        self,
+        sock: socket.socket,
+        admin_sock: socket.socket | None = None,
+        *,
+        accepting: Callable[[], None] | None = None,
+    ) -> bool:
         """Serve until a signal or `stop`; return whether it ended well.
 
         `admin_sock`: where the admin side answers, if there is one, until the last stream is over.
+        `accepting` is called once callers are let in.
         """
-        self.driver.start(self._config, REVISION)
+
+        def let_in() -> None:
+            self.socks = sock, admin_sock
+            if accepting is not None:
+                accepting()
+
+        self.server.on_accepting = let_in
+        self.driver.start(self._config, self._revision)
         try:
-            async with _answering(self.admin, admin_sock):
+            async with _answering(self._admin_server, admin_sock):
                 await self.server.serve(sockets=[sock])
         finally:
             self.driver.stop()
+            self.driver.unrecord()
             self._files.close()
+            self._close()
         return self.driver.broken is None
 
     def stop(self) -> None:
         """Have `serve` end: newcomers are refused, who is in may finish within the drain time."""
         self.server.should_exit = True
 
+    # Handing over -----------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> bool:
+        """Whether it takes no more callers."""
+        return self.server.should_exit
+
+    def step_back(self) -> None:
+        """Accept nobody for now, and end the record: another process may go on with both."""
+        assert self.socks is not None, "serve first"
+        sock, admin_sock = (None if one is None else one.dup() for one in self.socks)
+        assert sock is not None
+        self.socks = sock, admin_sock
+        for server in (self.server, self._admin_server):
+            for one in server.servers if server is not None and server.started else ():
+                one.close()
+        self.driver.unrecord()
+        if self._kept is not None:
+            self._kept.close()
+        if self._log is not None:
+            self._log.pause()
+        self._aside = True
+
+    async def come_back(self) -> None:
+        """Accept and record again, after `step_back`; else do nothing."""
+        if not self._aside or self.socks is None or self.driver.broken is not None:
+            return
+        self._aside = False
+        if self._kept is not None:
+            try:
+                self._kept.reopen()
+            except OSError as error:
+                _log.warning("the journal ends here: %s", error)
+            else:
+                self.driver.record(self._kept, resumed=True)
+        if self._log is not None:
+            self._log.go_on()
+        for server, sock in zip((self.server, self._admin_server), self.socks, strict=True):
+            if server is not None and sock is not None:
+                await server.startup(sockets=[sock])
+
+    def bow_out(self) -> None:
+        """End, now that another process has both: who is in may finish within the drain time."""
+        self._close()
+        self.server.succeeded = True
+        self.stop()
+
+    def _close(self) -> None:
+        for sock in self.socks or ():
+            if sock is not None:
+                sock.close()
+
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
 
-    def _journal(self) -> JournalRing | None:
+    def _journal(self) -> HeldJournal | None:
         spec = self._settings.journal
         if spec.path is None:
             return None
         keep_bytes = int(spec.keep_gib * _GIB_IN_MIB) * MIB
-        ring = JournalRing(Path(spec.path), keep_bytes=keep_bytes)
-        self._files.callback(lambda: _tell_dropped("frames of the journal", ring.dropped))
-        self._files.callback(ring.close)
-        return ring
+        kept = HeldJournal(Path(spec.path), keep_bytes=keep_bytes)
+        self._files.callback(lambda: _tell_dropped("frames of the journal", kept.dropped))
+        self._files.callback(kept.close)
+        return kept
 
     def _decisions(self, config: PlaneConfig) -> DecisionLog | None:
         if self._settings.decision_log is None:
@@ -221,7 +305,7 @@ class Gateway:
         log = DecisionLog(Path(self._settings.decision_log))
         self._files.callback(lambda: _tell_dropped("lines of the decision log", log.dropped))
         self._files.callback(log.close)
-        log.configured(REVISION, canonical(config))
+        log.configured(self._revision, canonical(config))
         return log
 
     def _shadow(self, beside: Beside, decisions: DecisionLog | None) -> Shadow:
@@ -232,7 +316,7 @@ class Gateway:
             self._files.callback(log.close)
         return Shadow(
             beside.config,
-            revision=REVISION,
+            revision=self._revision,
             decided=decisions.observed if decisions is not None and beside.observed else None,
             differing=None if log is None else log.put,
         )
@@ -255,6 +339,8 @@ class Gateway:
             access_log=False,
             log_config=None,
             server_header=False,
+            backlog=_BACKLOG,  # it listens anew
+            proxy_headers=False,  # a caller's word for its address would unlock the wrong-key limit
             ssl_certfile=None if tls is None else tls.cert_file,
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
@@ -271,10 +357,28 @@ class Server(uvicorn.Server):
         """Serve for `driver`, whose streams get `drain_s` to finish at shutdown."""
         super().__init__(config)
         self._driver, self._drain_s = driver, drain_s
+        self.on_accepting: Callable[[], None] | None = None
+        self.succeeded = False
+        """Whether another process has the listener: nobody need be refused."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let callers in."""
+        await super().startup(sockets)
+        told, self.on_accepting = self.on_accepting, None
+        if told is not None:
+            told()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse newcomers, let streams finish, end those that do not."""
-        self._driver.refuse_newcomers()
+        """Refuse newcomers, let streams finish, end those that do not.
+
+        After a hand-over each connection may ask once more: its caller cannot know of it.
+        """
+        if self.succeeded:
+            for connection in self.server_state.connections:
+                assert isinstance(connection, Connection)
+                connection.retire()
+        else:
+            self._driver.refuse_newcomers()
         loop = asyncio.get_running_loop()
         ending = loop.call_later(self._drain_s, self._driver.end_all)
         try:

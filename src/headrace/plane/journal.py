@@ -108,6 +108,7 @@ class Recorder:
         self.plane = plane
         self._sink, self._limit = sink, segment_bytes
         self._written, self._index, self._digest = 0, 0, bytes(_DIGEST)
+        self._bare = True  # nothing stands behind the last checkpoint
         self._open(resumed=resumed)
 
     def handle(self, event: Event, *, now: InstantNs) -> list[Effect]:
@@ -120,9 +121,15 @@ class Recorder:
         self._digest = chain(self._digest, now, event, effects)
         self._put(frame_bytes(Record(now=now, event=event, digest=self._digest)), opens=False)
         self._index += 1
+        self._bare = False
         if self._written >= self._limit:
             self._open()
         return effects
+
+    def checkpoint(self) -> None:
+        """Keep the present state, so that whoever goes on from here has nothing to replay."""
+        if not self._bare:
+            self._open()
 
     def _open(self, *, resumed: bool = False) -> None:
         """Start a segment with a checkpoint."""
@@ -135,6 +142,7 @@ class Recorder:
             resumed=resumed,
         )
         self._put(frame_bytes(head), opens=True)
+        self._bare = True
 
     def _put(self, content: bytes, *, opens: bool) -> None:
         self._written += len(content)

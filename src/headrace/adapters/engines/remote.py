@@ -92,7 +92,7 @@ class RemoteEngine:
         """Stop an attempt: its connection is closed, which engines take as a cancel."""
         flight = self._flights.pop(attempt, None)
         if flight is not None:
-            flight.exchange.abort()
+            flight.abort()
 
     def pause(self, attempt: AttemptId) -> None:
         """Hold the engine back once enough is queued."""
@@ -143,7 +143,9 @@ class RemoteEngine:
         if isinstance(error, UnreachableError) and self.is_up:
             self._fall()
         else:
-            self._flights.pop(attempt, None)
+            flight = self._flights.pop(attempt, None)
+            if flight is not None:
+                del flight.exchange
             self.tell.ended(attempt, ending)
 
     def probed(self, result: Result) -> None:
@@ -173,11 +175,11 @@ class RemoteEngine:
         """Stop every attempt and forget it."""
         flights, self._flights = self._flights, {}
         for flight in flights.values():
-            flight.exchange.abort()
+            flight.abort()
 
 
 class _Flight:
-    """One attempt under way."""
+    """One attempt under way; it and its exchange know each other until then, and no longer."""
 
     __slots__ = ("_body", "_call", "_engine", "_status", "exchange")
 
@@ -187,6 +189,10 @@ class _Flight:
         self._engine, self._call = engine, call
         self._status = 0
         self._body: bytes | None = None
+
+    def abort(self) -> None:
+        self.exchange.abort()
+        del self.exchange
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
@@ -246,4 +252,5 @@ class _Probe:
         pass
 
     def on_end(self, result: Result) -> None:
+        del self.exchange
         self._engine.probed(result)

@@ -100,8 +100,13 @@ class JournalRing:
         """Frames that could not be kept."""
 
     @property
+    def life(self) -> int:
+        """Which life of the folder this one is, from 1."""
+        return self._life
+
+    @property
     def resumed(self) -> bool:
-        """Whether the folder holds an earlier life, which this one does not continue."""
+        """Whether the folder holds an earlier life, whose numbering this one does not continue."""
         return self._life > 1
 
     def put(self, frame: bytes, opens: bool) -> None:

@@ -5,7 +5,6 @@ event stream is handed over as it comes; any other answer in one piece, once all
 Knows no sockets (connection), keeps no connections (pool), and does not read frames (sse, dialects).
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -174,7 +173,7 @@ class Exchange:
         self._silent = True  # nothing came yet that ends the wait for the first byte
         self._response = Response(is_head=request.method == "HEAD")
         self._scanner: Scanner | None = None
-        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queue: list[tuple[bytes, int]] = []  # an empty deque takes ten times the memory
         self._resuming = False
         self._result: Result | None = None
         self._over = False
@@ -349,11 +348,13 @@ class Exchange:
         """Hand over one piece of what is held."""
         pieces: list[bytes] = []
         size = frames = 0
-        while self._queue and size < QUEUE_LOW:
-            data, count = self._queue.popleft()
+        for data, count in self._queue:
+            if size >= QUEUE_LOW:
+                break
             pieces.append(data)
             size += len(data)
             frames += count
+        del self._queue[: len(pieces)]
         self.queued -= size
         connection = self._connection
         if connection is not None and connection.is_paused and self.queued < QUEUE_LOW:
@@ -425,6 +426,7 @@ class Exchange:
 
     def _let_go(self, *, reusable: bool) -> None:
         self._watch.stop()
+        self._response.drop()
         self._disconnect(reusable=reusable)
 
     def _disconnect(self, *, reusable: bool) -> None:

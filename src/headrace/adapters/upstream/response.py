@@ -72,6 +72,10 @@ class Response:
         self.complete = True
         self._parser = None
 
+    def drop(self) -> None:
+        """Read no more; nothing of it is left for the garbage collector."""
+        self._parser = None
+
     # The head ---------------------------------------------------------------------------------
 
     def _feed_head(self, data: bytes) -> bytes:

@@ -1,0 +1,37 @@
+"""Which engines a configuration names, and that the plane can tell them apart."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.adapters.engines.remote import RemoteEngine
+from headrace.adapters.upstream.exchange import Result
+from headrace.config.schema import Settings, UpstreamSpec
+from headrace.gateway.clock import LoopClock
+from headrace.gateway.driver import Driver
+from headrace.gateway.fleet import engines
+from tests.gateway.scenes import deployment
+
+pytestmark = pytest.mark.asyncio
+WELL = Result(error=None, status=200, attempts=1, reused=False)
+PLACES = tuple(f"http://127.0.0.1:{port}" for port in (9, 10, 11))
+
+
+async def test_every_engine_of_a_pool_serves_beside_emulated_ones() -> None:
+    config = deployment()
+    first, second = config.pools
+    config = replace(config, pools=(first, replace(second, replicas=2)))
+    settings = Settings(
+        deployment=config, upstreams=tuple(UpstreamSpec(url=place, pool="p") for place in PLACES)
+    )
+    clock = LoopClock(asyncio.get_running_loop())
+    found = engines(settings, clock)
+    driver = Driver(clock, found)
+    driver.start(config)
+    for engine in found:
+        if isinstance(engine, RemoteEngine):
+            engine.probed(WELL)
+    assert [engine.name for engine in found] == ["p-0", "p-1", "p-2", "q-0", "q-1"]
+    assert driver.ready_replicas == 5
+    driver.stop()
