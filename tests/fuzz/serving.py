@@ -53,7 +53,7 @@ def explore(strategy: SearchStrategy[T], holds: Callable[[T], None]) -> int:
             deadline=None,
             database=None,
             derandomize=False,
-            phases=(Phase.generate,),
+            phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
         seed(nth)(bounded(given(strategy)(one)))()
@@ -167,9 +167,10 @@ class Front:
 
     async def settled(self) -> None:
         """Wait until nobody is served, and check that nobody holds anything."""
-        while self.gateway.driver.live:
+        driver = self.gateway.driver
+        while driver.live and driver.broken is None:
             await asyncio.sleep(0.001)
-        assert self.gateway.driver.broken is None
+        assert driver.broken is None, driver.broken
         assert_books_closed(self.gateway.driver.plane)
 
 
