@@ -168,7 +168,7 @@ class Front:
     async def settled(self) -> None:
         """Wait until nobody is served, and check that nobody holds anything."""
         driver = self.gateway.driver
-        while driver.live and driver.broken is None:
+        while driver.live and driver.broken is None:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.001)
         assert driver.broken is None, driver.broken
         assert_books_closed(self.gateway.driver.plane)
@@ -201,7 +201,7 @@ async def _started(
     gateway.server.config.timeout_keep_alive = PATIENCE_S  # type: ignore[assignment] # not seconds
     sock = listen("127.0.0.1", 0)
     running = asyncio.create_task(gateway.serve(sock))
-    while not gateway.driver.ready_replicas:
+    while not gateway.driver.ready_replicas:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.001)
     return gateway, running, serving, sock.getsockname()[1]
 

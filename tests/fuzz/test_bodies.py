@@ -150,7 +150,9 @@ def test_bodies_of_any_json() -> None:
 
 
 @pytest.mark.parametrize("route", list(GOOD))
-@pytest.mark.parametrize("odd", [b'"\xab":1', b'"x":"\xab"', b'"x":{"\xab":1}', b'"x":"\xed\xa0\x80"'])
+@pytest.mark.parametrize(
+    "odd", [b'"\xab":1', b'"x":"\xab"', b'"x":{"\xab":1}', b'"x":"\xed\xa0\x80"']
+)
 def test_what_is_not_utf8_is_refused_wherever_it_stands(route: Route, odd: bytes) -> None:
     content = json.dumps(GOOD[route]).encode()[:-1] + b"," + odd + b"}"
     with fronted() as front:
