@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import h11
 import uvloop
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import HypothesisWarning
 from hypothesis.strategies import SearchStrategy
 
 from headrace.config.schema import ServerSpec, Settings, UpstreamSpec
@@ -56,7 +58,9 @@ def explore(strategy: SearchStrategy[T], holds: Callable[[T], None]) -> int:
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
-        seed(nth)(bounded(given(strategy)(one)))()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HypothesisWarning)  # of examples that are long
+            seed(nth)(bounded(given(strategy)(one)))()
         nth += 1
     return tried
 
@@ -160,7 +164,7 @@ class Front:
             if ends:
                 writer.write_eof()
             return await reader.read()
-        except ConnectionError:
+        except OSError:  # closed already
             return b""
         finally:
             writer.transport.abort()
