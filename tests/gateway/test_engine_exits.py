@@ -391,7 +391,8 @@ async def test_every_end_of_an_engine_settles_once_and_reaches_its_caller(
         if exit_ is Exit.DOWN:
             await world.pass_ms(4_000)
         caller.taking.set()
-    await asyncio.wait({caller.task})
+    await asyncio.wait({caller.task}, timeout=600)
+    assert caller.task.done()
     check_time(exit_, phase, world.mode, scene.loop.time() - began)
     check_told(world, ends, exit_, phase)
     assert caller.task.cancelled() is (exit_ is Exit.CANCELLED)
