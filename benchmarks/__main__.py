@@ -19,7 +19,9 @@ import msgspec
 
 from benchmarks import harness
 
-REGISTRY = ("decision", "metrics", "simspeed", "overload", "fairwait", "swarm", "soak")
+REGISTRY = (
+    "decision", "metrics", "simspeed", "overload", "fairwait", "swarm", "soak", "gateway",
+)  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 
 
