@@ -337,6 +337,8 @@ class Caller:
 
     def _cut(self) -> None:
         self.is_cut = True
+        for _ in range(2):  # who watches and who cuts are both told, as by a real connection
+            self._incoming.put_nowait({"type": "http.disconnect"})
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
