@@ -15,8 +15,7 @@ import socket
 import struct
 import sys
 from enum import Enum, auto
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -52,16 +51,24 @@ class _Polite:
     """A transport whose `close` first lets the other side read what was said."""
 
     def __init__(self, transport: asyncio.Transport, connection: "Connection") -> None:
-        self._transport, self._connection = transport, connection
+        self._transport = transport
+        self.connection: Connection | None = connection
+        """None once it is gone: what refers to each other would wait for the garbage collector."""
         self.write = transport.write  # on the path of every chunk
         self.get_extra_info = transport.get_extra_info
         self.pause_reading, self.resume_reading = transport.pause_reading, transport.resume_reading
 
     def is_closing(self) -> bool:
-        return self._connection.is_hung_up or self._transport.is_closing()
+        connection = self.connection
+        return connection is None or connection.is_hung_up or self._transport.is_closing()
 
     def close(self) -> None:
-        self._connection.hang_up()
+        if self.connection is not None:
+            self.connection.hang_up()
+
+    def cut(self) -> None:
+        if self.connection is not None:
+            self.connection.cut()
 
 
 class Connection(HttpToolsProtocol):
@@ -93,6 +100,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **named)
         self._given, self.app = self.app, self._guarded
         self._socket: asyncio.Transport
+        self._polite: _Polite
         self._cycles: list[RequestResponseCycle] = []
         self._reading = _Reading.HEAD
         self._heads = 0
@@ -111,8 +119,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
-        self._socket = transport
-        self.transport = _Polite(transport, self)  # type: ignore[assignment]
+        self._socket, self._polite = transport, _Polite(transport, self)
+        self.transport = self._polite  # type: ignore[assignment]
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,6 +132,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self.app = self._given  # its own method would keep it for the garbage collector
         self._unset_keepalive_if_required()
+        self._polite.connection = None
 
     def eof_received(self) -> None:
         """Take a caller that closed its sending side for gone: what it was sent is written, no more."""
@@ -168,8 +177,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf is not None:
             raise _Refused
         super().on_message_begin()
-        close = partial(self._cut, cast("Scope", self.scope))
-        self.scope["extensions"] = {CUT: {"close": close}, LEFT: {}}
+        self.scope["extensions"] = {CUT: {"close": self._polite.cut}, LEFT: {}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
@@ -228,16 +236,6 @@ class Connection(HttpToolsProtocol):
 
     # What uvicorn calls -----------------------------------------------------------------------
 
-    def shutdown(self) -> None:
-        """Close once the answer under way is sent, unless it retires by itself.
-
-        Whoever was answered is not waited for.
-        """
-        if self.is_hung_up:
-            self._socket.close()
-        elif not self.is_retired:
-            super().shutdown()
-
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours is in the callers' words
         """Refuse what cannot be read."""
         self._refuse(self._fault)
@@ -266,6 +264,13 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         elif self._reading is _Reading.NOTHING or not self._heads:
             self._wait(min(RETIRED_S, self.patience_s))
+
+    def shutdown(self) -> None:
+        """Close when nothing is asked, unless it retires by itself; who was answered is not waited for."""
+        if self.is_hung_up:
+            self._socket.close()
+        elif not self.is_retired:
+            super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = next(one for one in self._cycles if one.scope is scope)
@@ -313,9 +318,9 @@ class Connection(HttpToolsProtocol):
             except OSError:  # gone already, though nobody told yet
                 self._socket.abort()
 
-    def _cut(self, scope: Scope) -> None:
-        """Close under an answer without its end."""
-        if scope["http_version"] == HTTP_1_0:
+    def cut(self) -> None:
+        """Close under the answer that is being given, without its end."""
+        if any(cycle.scope["http_version"] == HTTP_1_0 for cycle in self._owed()[:1]):
             # A mere close would be a clean end: reset it.
             sock = self._socket.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
