@@ -15,7 +15,9 @@ from headrace.report.live import Report as Run
 from headrace.report.live import decoded
 from headrace.report.tables import render_comparison
 
-Report = Annotated[Path, Parameter(help="Figures as `simulate --json` or `replay --out` writes them.")]
+Report = Annotated[
+    Path, Parameter(help="Figures as `simulate --json` or `replay --out` writes them.")
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
 

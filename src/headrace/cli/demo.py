@@ -26,7 +26,6 @@ from headrace.gateway.server import Gateway, listen
 from headrace.load.caller import Answer, Place
 from headrace.load.openloop import Target, offer
 from headrace.model.effect import Concluded
-from headrace.model.ids import TenantId
 from headrace.report.beside import side_by_side
 from headrace.report.html import html_report
 from headrace.report.run import RunRecord

@@ -4,8 +4,9 @@ Callers go through real HTTP over loopback; everything lasts as long as it does.
 """
 
 import asyncio
+import socket
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import uvloop
@@ -65,55 +66,70 @@ def run_live(
 
     `prepare` sees the gateway before it serves. Raises StoppedError.
     """
+    answers: dict[int, Answer] = {}
+
+    def note(index: int, answer: Answer) -> None:
+        answers[index] = answer
+        answered(index, answer)
+
+    keys = {TenantId(spec.name): minted() for spec in scenario.deployment.tenants}
+    settings = _settings(scenario, seed, keys, journal)
     with (
         listen(_HOST, 0) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        port = sock.getsockname()[1]
-        keys = {TenantId(spec.name): minted() for spec in scenario.deployment.tenants}
-        settings = _settings(scenario, seed, keys, journal)
-        gaps = {spec.name: ms(spec.itl_ms) for spec in scenario.deployment.classes}
-        first = scenario.deployment.classes[0].name
-        target = Target(
-            place=Place(host=_HOST, port=port),
-            model=scenario.deployment.models[0].name,
-            keys=keys,
-            gap_ns=lambda row: gaps[row.slo_class or first],
-            trusted=True,
-            salt=str(seed),
-        )
-        answers: dict[int, Answer] = {}
+        target = _target(scenario, seed, keys, sock.getsockname()[1])
 
-        def note(index: int, answer: Answer) -> None:
-            answers[index] = answer
-            answered(index, answer)
+        async def offering(clock: MonotonicClock) -> None:
+            await offer(rows, target, note, clock=clock.now)
 
-        async def both() -> tuple[list[Concluded], DurationNs]:
-            loop = asyncio.get_running_loop()
-            clock = MonotonicClock(loop)
-            ended: list[Concluded] = []
-            gateway = Gateway(settings, clock, concluded=ended.append)
-            prepare(gateway)
-            serving = loop.create_task(gateway.serve(sock))
-            collector, lag = Collector(loop), LoopLag(clock.now)
-            offering = loop.create_task(offer(rows, target, note, clock=clock.now))
-            try:
-                await asyncio.wait([serving, offering], return_when=asyncio.FIRST_COMPLETED)
-                if not offering.done():
-                    raise StoppedError("the gateway ended before everything was offered")
-                await offering
-            finally:
-                lag.stop()
-                collector.stop()
-                offering.cancel()
-                gateway.stop()
-                await asyncio.wait([serving, offering])
-            if not serving.result():
-                raise StoppedError("the gateway was stopped by a bug of its own")
-            return ended, lag.p99_ns()
-
-        ended, lag_ns = runner.run(both())
+        ended, lag_ns = runner.run(_both(settings, sock, offering, prepare))
     return Live(run=recorded(scenario, seed, rows, ended), answers=answers, loop_lag_p99_ns=lag_ns)
+
+
+async def _both(
+    settings: Settings,
+    sock: socket.socket,
+    offering: Callable[[MonotonicClock], Coroutine[None, None, None]],
+    prepare: Callable[[Gateway], None],
+) -> tuple[list[Concluded], DurationNs]:
+    """Serve and call; return what the gateway concluded, and the loop's lag meanwhile."""
+    loop = asyncio.get_running_loop()
+    clock = MonotonicClock(loop)
+    ended: list[Concluded] = []
+    gateway = Gateway(settings, clock, concluded=ended.append)
+    prepare(gateway)
+    serving = loop.create_task(gateway.serve(sock))
+    collector, lag = Collector(loop), LoopLag(clock.now)
+    calling = loop.create_task(offering(clock))
+    try:
+        await asyncio.wait([serving, calling], return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            raise StoppedError("the gateway ended before everything was offered")
+        calling.result()
+    finally:
+        lag.stop()
+        collector.stop()
+        calling.cancel()
+        gateway.stop()
+        await asyncio.wait([serving, calling])
+    if not serving.result():
+        raise StoppedError("the gateway was stopped by a bug of its own")
+    return ended, lag.p99_ns()
+
+
+def _target(scenario: Scenario, seed: int, keys: dict[TenantId, str], port: int) -> Target:
+    deployment = scenario.deployment
+    gaps = {spec.name: ms(spec.itl_ms) for spec in deployment.classes}
+    first = deployment.classes[0].name
+    return Target(
+        place=Place(host=_HOST, port=port),
+        model=deployment.models[0].name,
+        keys=keys,
+        gap_ns=lambda row: gaps[row.slo_class or first],
+        trusted=True,
+        salt=str(seed),
+    )
 
 
 def _settings(

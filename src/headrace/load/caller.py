@@ -226,7 +226,7 @@ def unsent(now: InstantNs) -> Answer:
     return _Reading(Meter(bound_ns=DurationNs(0))).answer(now, now, Failure.LIMIT)
 
 
-async def ask(  # noqa: PLR0913 - one request in full
+async def ask(
     place: Place,
     body: bytes,
     headers: Mapping[str, str],

@@ -15,12 +15,13 @@ BYTES_PER_TOKEN = 4
 """As the gateway estimates a prompt's tokens."""
 HEAD_BYTES = 6
 """What the gateway puts before the text of a user's first message: chunks lie as if it were theirs."""
-_WORDS = (
-    "act add age air all and any arm art ask bad bag bar bed big box boy bus buy can car cat "
-    "cup cut day dog dry ear eat egg end eye far few fly for fun get gun hat hot ice job key "
-    "law leg let lie low man map may new now oil old one out own pay put red run sat"
-).split()
-_PIECES = tuple(f" {word}".encode() for word in _WORDS)
+_LETTERS = (
+    "actaddageairallandanyarmartaskbadbagbarbedbigboxboybusbuycancarcat"
+    "cupcutdaydogdryeareateggendeyefarfewflyforfungetgunhathoticejobkey"
+    "lawlegletlielowmanmapmaynewnowoiloldoneoutownpayputredrunsat"
+)
+"""Sixty-four words of three letters, one behind the other."""
+_PIECES = tuple(f" {_LETTERS[at : at + 3]}".encode() for at in range(0, len(_LETTERS), 3))
 _MASK = len(_PIECES) - 1
 _CHUNKS_KEPT = 4_096
 

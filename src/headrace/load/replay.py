@@ -24,7 +24,6 @@ class Setting(Struct, frozen=True, kw_only=True):
     scenario: str
     seed: int
     url: str
-    model: str
     trusted: bool
     speed: float
     profile: str
@@ -71,9 +70,7 @@ class Replay:
         """Return how the load was made."""
         told = self.answers
         sent = {
-            index: answer
-            for index, answer in told.items()
-            if answer.failure is not Failure.LIMIT
+            index: answer for index, answer in told.items() if answer.failure is not Failure.LIMIT
         }
         names = Counter(answer_name(told[index]) for index in sorted(told))
         return Client(

@@ -16,8 +16,7 @@ def client_table(client: Client, offered: int) -> Table:
         ("ANSWERED", counts(client.answers)),
         (
             "USAGE",
-            f"{words.big(client.usage_input_tokens)} tokens in,"
-            f" {words.big(client.usage_output_tokens)} out, as the server counts",
+            _usage(client),
         ),
         ("LATENESS", lateness(client.lateness)),
         ("LOOP LAG", lag_text(client)),
@@ -37,6 +36,13 @@ def _sent(client: Client, offered: int) -> str:
     if missing:
         text += f"; {words.count(missing)} found no free connection"
     return f"{text}; STOPPED before the end" if client.stopped else text
+
+
+def _usage(client: Client) -> str:
+    given, made = (
+        words.big(count) for count in (client.usage_input_tokens, client.usage_output_tokens)
+    )
+    return f"{given} tokens in, {made} out, as the server counts"
 
 
 def counts(answers: Mapping[str, int]) -> str:

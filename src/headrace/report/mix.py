@@ -195,13 +195,16 @@ def _shares(name: str, one: Mapping[str, int], two: Mapping[str, int]) -> Check:
 def variation(one: Mapping[str, int], two: Mapping[str, int]) -> Fraction:
     """Return the total variation of two sets of shares, given as counts; exact."""
     n, m = sum(one.values()), sum(two.values())
-    return sum(
-        (
-            abs(Fraction(one.get(name, 0), n) - Fraction(two.get(name, 0), m))
-            for name in sorted({**one, **two})
-        ),
-        Fraction(0),
-    ) / 2
+    return (
+        sum(
+            (
+                abs(Fraction(one.get(name, 0), n) - Fraction(two.get(name, 0), m))
+                for name in sorted({**one, **two})
+            ),
+            Fraction(0),
+        )
+        / 2
+    )
 
 
 def chi_square(one: Mapping[str, int], two: Mapping[str, int]) -> tuple[Fraction, int]:
