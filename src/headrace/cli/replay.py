@@ -9,9 +9,8 @@ from typing import Annotated, BinaryIO, Literal
 import msgspec
 import uvloop
 from cyclopts import Parameter, validators
-from msgspec.structs import replace as struct_replace
 
-from headrace.cli.errors import INTERRUPTED, INVALID, OK, fail
+from headrace.cli.errors import INTERRUPTED, INVALID, OK
 from headrace.cli.out import show
 from headrace.cli.replay_setup import (
     PROFILE,
@@ -33,7 +32,6 @@ from headrace.report.client_table import client_table
 from headrace.report.html import html_report
 from headrace.report.live import report_of
 from headrace.report.tables import render, render_summary
-from headrace.trace.reshape import cap_lengths
 from headrace.units import DurationNs, seconds, to_seconds
 
 PROGRESS_EVERY_S = 5
@@ -148,11 +146,11 @@ def replay(  # noqa: PLR0913 - a command's options
     place = place_of(url)
     known = keys_of(key, keys)
     judge, priced = judge_of(config, profile)
-    rows = rows_of(trace, kind, speed, first=first, for_s=for_s)
-    rows = cap_lengths(rows, input_max=input_max, output_max=output_max)
+    cap = (input_max, output_max)
+    rows = rows_of(
+        trace, kind, speed, first=first, for_s=for_s, cap=cap, nameless=model is not None
+    )
     rows = owned(rows, known, weights("--tenant", tenant), weights("--class", slo_class), seed)
-    if not rows:
-        return fail(f"{trace}: nothing to offer")
     target = Target(
         place=place,
         model=model or first_model(place, next(iter(known.values()), None)),
@@ -163,7 +161,6 @@ def replay(  # noqa: PLR0913 - a command's options
         patience_s=patience,
         connections=connections,
     )
-    rows = rows if model is None else [struct_replace(row, model=None) for row in rows]
     made = Setting(
         label=label,
         scenario=trace.name,

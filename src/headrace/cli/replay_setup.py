@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.profiles import load_profile
@@ -19,7 +20,7 @@ from headrace.policy.catalog import PlaneConfig
 from headrace.sim.experiment import Places
 from headrace.trace.lines import TraceError
 from headrace.trace.read import read_trace
-from headrace.trace.reshape import assign, head, scale, window
+from headrace.trace.reshape import assign, cap_lengths, head, scale, window
 from headrace.trace.row import TraceRow
 from headrace.units import InstantNs, seconds
 
@@ -93,9 +94,19 @@ def weights(flag: str, given: Sequence[str]) -> dict[str, float]:
 
 
 def rows_of(
-    trace: Path, kind: str, speed: float, *, first: int | None, for_s: float | None
+    trace: Path,
+    kind: str,
+    speed: float,
+    *,
+    first: int | None = None,
+    for_s: float | None = None,
+    cap: tuple[int | None, int | None] = (None, None),
+    nameless: bool = False,
 ) -> list[TraceRow]:
-    """Return what a trace offers at a speed, from its first row on. Raises TraceError."""
+    """Return what a trace offers at a speed, from its first row on. Raises TraceError.
+
+    `cap`: input and output tokens that longer rows are cut to. `nameless`: forget their models.
+    """
     data = os.environ.get("HEADRACE_DATA")
     tried = [trace] if data is None or trace.is_absolute() else [trace, Path(data) / trace]
     found = next((path for path in tried if path.exists()), None)
@@ -108,7 +119,11 @@ def rows_of(
         begin = rows[0].at
         end = rows[-1].at + 1 if for_s is None else begin + seconds(for_s)
         rows = window(rows, begin, InstantNs(end))
-    return rows if first is None else head(rows, first)
+    rows = rows if first is None else head(rows, first)
+    if not rows:
+        raise TraceError(found, None, "nothing to offer")
+    rows = [replace(row, model=None) for row in rows] if nameless else rows
+    return cap_lengths(rows, input_max=cap[0], output_max=cap[1])
 
 
 def owned(

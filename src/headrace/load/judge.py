@@ -15,14 +15,16 @@ from headrace.load.caller import Answer, Failure
 from headrace.model.decision import Reason
 from headrace.model.effect import Concluded, Entry
 from headrace.model.engine import Usage
-from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
+from headrace.model.ids import ClassName, ModelName, ReplicaName, RequestId, TenantId
 from headrace.model.meter import GAP_BUCKETS, StreamTiming
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds, Moments, Outcome, indicators, misses
 from headrace.report.run import Offered
 from headrace.trace.row import TraceRow
-from headrace.units import DurationNs, InstantNs, Tokens
+from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
 
+SERVER = ReplicaName("server")
+"""What stands for whichever replica it was: callers see one server."""
 _OK, _LIMITED = 200, 429
 _KNOWN = frozenset(Reason)
 
@@ -84,7 +86,7 @@ def concluded(
     base = offered(request, row, terms)
     admitted, reason, outcome = _fate(answer)
     timing = _timing(answer)
-    seen = None
+    usage, seen = _usage(answer, row), None
     if admitted:
         dispatched = answer.sent_at + (answer.queue_ns or 0)
         moments = Moments(
@@ -110,10 +112,14 @@ def concluded(
         reason=reason,
         outcome=outcome,
         bounds=terms.bounds,
-        usage=_usage(answer, row),
+        replica=SERVER if seen is not None else None,
+        usage=usage,
         indicators=seen,
         timing=timing if admitted else None,
         missed=() if seen is None else misses(seen, terms.bounds),
+        work_ns=WorkNs(0)
+        if usage is None
+        else terms.profile.work_ns(usage.input_tokens, 0, usage.output_tokens),
         ended_at=answer.ended_at,
     )
 

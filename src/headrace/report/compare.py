@@ -119,8 +119,7 @@ def _judged(one: Summary, two: Summary) -> tuple[Verdict, tuple[float, float] | 
         if found is None:
             return Verdict.UNCLEAR, None
         _, low, high = found
-        verdict = Verdict.BETTER if low > 0 else Verdict.WORSE if high < 0 else Verdict.UNCLEAR
-        return verdict, (rounded(low), rounded(high))
+        return _by_interval(low, high), (rounded(low), rounded(high))
     done = two.total.met_work_ns - one.total.met_work_ns
     return Verdict.BETTER if done > 0 else Verdict.WORSE if done < 0 else Verdict.EQUAL, None
 
@@ -275,8 +274,12 @@ def _mean_change(
 def _verdict(change: MeanChange | None) -> Verdict:
     if change is None:
         return Verdict.UNCLEAR
-    if change.low == change.high == 0:
+    return _by_interval(change.low, change.high)
+
+
+def _by_interval(low: float, high: float) -> Verdict:
+    if low == high == 0:
         return Verdict.EQUAL
-    if change.low > 0:
+    if low > 0:
         return Verdict.BETTER
-    return Verdict.WORSE if change.high < 0 else Verdict.UNCLEAR
+    return Verdict.WORSE if high < 0 else Verdict.UNCLEAR
