@@ -19,7 +19,16 @@ import msgspec
 
 from benchmarks import harness
 
-REGISTRY = ("decision", "metrics", "simspeed", "overload", "fairwait", "swarm")
+REGISTRY = (
+    "decision",
+    "metrics",
+    "simspeed",
+    "overload",
+    "fairwait",
+    "swarm",
+    "parity",
+    "live_overload",
+)
 """Every benchmark, in the order `all` runs them."""
 
 

@@ -14,6 +14,7 @@ from headrace.cli.errors import INTERRUPTED, INVALID, OK
 from headrace.cli.out import show
 from headrace.cli.replay_setup import (
     PROFILE,
+    Shape,
     first_model,
     judge_of,
     keys_of,
@@ -143,13 +144,10 @@ def replay(  # noqa: PLR0913 - a command's options
     Prompts are made up to the trace's lengths and shared beginnings. Ctrl-C stops and reports what
     there is. Ends with 3 if this machine was too busy to send in time.
     """
-    place = place_of(url)
-    known = keys_of(key, keys)
+    place, known = place_of(url), keys_of(key, keys)
     judge, priced = judge_of(config, profile)
-    cap = (input_max, output_max)
-    rows = rows_of(
-        trace, kind, speed, first=first, for_s=for_s, cap=cap, nameless=model is not None
-    )
+    shape = Shape(kind, speed, first, for_s, input_max, output_max, nameless=model is not None)
+    rows = rows_of(trace, shape)
     rows = owned(rows, known, weights("--tenant", tenant), weights("--class", slo_class), seed)
     target = Target(
         place=place,

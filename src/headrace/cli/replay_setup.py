@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.config.errors import ConfigError, Fault, Origin
@@ -93,20 +94,25 @@ def weights(flag: str, given: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def rows_of(
-    trace: Path,
-    kind: str,
-    speed: float,
-    *,
-    first: int | None = None,
-    for_s: float | None = None,
-    cap: tuple[int | None, int | None] = (None, None),
-    nameless: bool = False,
-) -> list[TraceRow]:
-    """Return what a trace offers at a speed, from its first row on. Raises TraceError.
+class Shape(Struct, frozen=True):
+    """What is made of a trace before it is offered."""
 
-    `cap`: input and output tokens that longer rows are cut to. `nameless`: forget their models.
-    """
+    kind: str = "headrace"
+    """Its format."""
+    speed: float = 1.0
+    first: int | None = None
+    """Only so many rows."""
+    for_s: float | None = None
+    """Only what is due within so many seconds of the first, at that speed."""
+    input_max: int | None = None
+    output_max: int | None = None
+    """Tokens that longer rows are cut to."""
+    nameless: bool = False
+    """Forget which models the rows name."""
+
+
+def rows_of(trace: Path, shape: Shape) -> list[TraceRow]:
+    """Return what a trace offers, from its first row on. Raises TraceError."""
     data = os.environ.get("HEADRACE_DATA")
     tried = [trace] if data is None or trace.is_absolute() else [trace, Path(data) / trace]
     found = next((path for path in tried if path.exists()), None)
@@ -114,16 +120,16 @@ def rows_of(
         raise TraceError(
             trace, None, "no such trace; HEADRACE_DATA names the folder of public ones"
         )
-    rows = scale(read_trace(kind, found), speed)
+    rows = scale(read_trace(shape.kind, found), shape.speed)
     if rows:
         begin = rows[0].at
-        end = rows[-1].at + 1 if for_s is None else begin + seconds(for_s)
+        end = rows[-1].at + 1 if shape.for_s is None else begin + seconds(shape.for_s)
         rows = window(rows, begin, InstantNs(end))
-    rows = rows if first is None else head(rows, first)
+    rows = rows if shape.first is None else head(rows, shape.first)
     if not rows:
         raise TraceError(found, None, "nothing to offer")
-    rows = [replace(row, model=None) for row in rows] if nameless else rows
-    return cap_lengths(rows, input_max=cap[0], output_max=cap[1])
+    rows = [replace(row, model=None) for row in rows] if shape.nameless else rows
+    return cap_lengths(rows, input_max=shape.input_max, output_max=shape.output_max)
 
 
 def owned(
@@ -222,9 +228,9 @@ def first_model(place: Place, key: str | None) -> str:
     return listed.data[0].id
 
 
-class _Model(msgspec.Struct):
+class _Model(Struct):
     id: str
 
 
-class _Models(msgspec.Struct):
+class _Models(Struct):
     data: list[_Model]
