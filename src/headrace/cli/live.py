@@ -43,7 +43,11 @@ class Live(Struct, frozen=True, kw_only=True):
 
 
 class StoppedError(Exception):
-    """The gateway ended before its callers did, by a signal or a bug of its own."""
+    """A signal ended the gateway before its callers were done."""
+
+
+class BrokenError(Exception):
+    """A bug of its own ended the gateway."""
 
 
 def named(scenario: Scenario, rows: Iterable[TraceRow]) -> list[TraceRow]:
@@ -64,7 +68,7 @@ def run_live(
 ) -> Live:
     """Serve a scenario's deployment and offer it rows in real time.
 
-    `prepare` sees the gateway before it serves. Raises StoppedError.
+    `prepare` sees the gateway before it serves. Raises StoppedError and BrokenError.
     """
     answers: dict[int, Answer] = {}
 
@@ -104,9 +108,10 @@ async def _both(
     calling = loop.create_task(offering(clock))
     try:
         await asyncio.wait([serving, calling], return_when=asyncio.FIRST_COMPLETED)
-        if not calling.done():
-            raise StoppedError("the gateway ended before everything was offered")
-        calling.result()
+        if not calling.done() and serving.result():
+            raise StoppedError("stopped before everything was answered")
+        if calling.done():
+            calling.result()
     finally:
         lag.stop()
         collector.stop()
@@ -114,7 +119,7 @@ async def _both(
         gateway.stop()
         await asyncio.wait([serving, calling])
     if not serving.result():
-        raise StoppedError("the gateway was stopped by a bug of its own")
+        raise BrokenError("the gateway was stopped by a bug of its own; see above")
     return ended, lag.p99_ns()
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import segments
 from headrace.cli.errors import FAILED, INTERRUPTED, INVALID, OK, fail
-from headrace.cli.live import StoppedError, named, run_live
+from headrace.cli.live import BrokenError, StoppedError, named, run_live
 from headrace.cli.out import show
 from headrace.cli.simulate import trace_folders
 from headrace.load.caller import Answer
@@ -121,9 +121,9 @@ def parity(
         report = compared(
             scenario, seeds or (scenario.seed,), minutes=minutes, folders=trace_folders(file)
         )
-    except StoppedError as stopped:
-        show(f"headrace: {stopped}", file=sys.stderr)
-        return INTERRUPTED
+    except (StoppedError, BrokenError) as ended:
+        show(f"headrace: {ended}", file=sys.stderr)
+        return INTERRUPTED if isinstance(ended, StoppedError) else FAILED
     text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
     if json == "-":
         show(text, end="")
@@ -152,7 +152,7 @@ def compared(
     minutes: float | None = None,
     folders: tuple[Path, ...] = (),
 ) -> ParityReport:
-    """Run each seed both ways and judge all together. Raises StoppedError."""
+    """Run each seed both ways and judge all together. Raises StoppedError and BrokenError."""
     runs: list[SeedRun] = []
     pairs: list[Pair] = []
     for seed in seeds:

@@ -188,8 +188,12 @@ def _shares(name: str, one: Mapping[str, int], two: Mapping[str, int]) -> Check:
     moved = variation(one, two)
     statistic, freedom = chi_square(one, two)
     usual = statistic <= chi_square_limit(freedom) if freedom else True
-    limit = max(TOLERANCE, moved) if usual else TOLERANCE
-    return _check(name, moved, float(limit))
+    return Check(
+        name=name,
+        difference=rounded(float(moved)),
+        limit=rounded(float(max(TOLERANCE, moved) if usual else TOLERANCE)),
+        agrees=usual or moved <= TOLERANCE,
+    )
 
 
 def variation(one: Mapping[str, int], two: Mapping[str, int]) -> Fraction:
