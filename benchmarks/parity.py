@@ -49,7 +49,7 @@ def scene(rate: float, duration_s: float) -> Scenario:
         TenantSource(
             tenant=TenantId(tenant),
             slo_class=ClassName(slo_class),
-            arrivals=Poisson(rate * part),
+            arrivals=Poisson(round(rate * part, 6)),
             lengths=AZURE_CONV,
         )
         for tenant, slo_class, part in PARTS

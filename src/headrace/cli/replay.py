@@ -44,6 +44,7 @@ Key = Annotated[
     Parameter(
         name="--key",
         negative=(),
+        show_default=False,
         help="NAME=KEY of a tenant; may be given again. `ps` shows it: better --keys.",
     ),
 ]
@@ -71,13 +72,19 @@ Tenant = Annotated[
     Parameter(
         name="--tenant",
         negative=(),
+        show_default=False,
         help="NAME or NAME=WEIGHT, drawn for rows that name none; may be given again [default: all"
         " keys, alike].",
     ),
 ]
 Class = Annotated[
     tuple[str, ...],
-    Parameter(name="--class", negative=(), help="Likewise, the class that is asked for."),
+    Parameter(
+        name="--class",
+        negative=(),
+        show_default=False,
+        help="Likewise, the class that is asked for.",
+    ),
 ]
 Model = Annotated[
     str | None, Parameter(help="Model, for all rows [default: the row's, or the server's first].")
