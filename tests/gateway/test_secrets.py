@@ -275,8 +275,8 @@ def test_what_is_secret_is_written_and_shown_nowhere(
     for answer in answers:
         if answer.startswith(b"HTTP/1.1 400") and FAULT.encode() in answer:
             continue  # an engine's own answer to a request that it blames, as it stands
-        for secret in (KEY, LIMITED, WRONG, ENGINE_KEY, FIELD):
-            assert secret.encode() not in answer, answer
+        for told in (KEY, LIMITED, WRONG, ENGINE_KEY, FIELD):
+            assert told.encode() not in answer, answer
 
 
 class Compared:

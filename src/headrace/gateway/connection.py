@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
