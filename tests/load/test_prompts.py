@@ -1,12 +1,15 @@
 """A made-up prompt is as long as the trace says, and begins like those that share its chunks."""
 
+import json
+
 import hypothesis.strategies as st
 import pytest
-from headrace.gateway.prompt import Chat, Message, canonical, estimate
 from hypothesis import given
 
+from headrace.gateway.asked import Asked, read
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.load.prompts import BYTES_PER_TOKEN, prompt
+from headrace.ports.engine import Route
 from headrace.trace.row import TraceRow
 from headrace.units import InstantNs, Tokens
 
@@ -21,18 +24,19 @@ def row(tokens: int, prefix: tuple[int, ...] = (), chunk: int = 512) -> TraceRow
     )
 
 
-def seen(text: str) -> bytes:
+def seen(text: str) -> Asked:
     """Return a prompt as the gateway sees it."""
-    return canonical(Chat(model="m", messages=[Message(role="user", content=text)]))
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return read(Route.CHAT, json.dumps(body).encode())
 
 
 def chunks(text: str) -> tuple[int, ...]:
-    return identities(b"secret", b"m", seen(text))
+    return identities(b"secret", b"m", seen(text).prompt)
 
 
 @given(st.integers(2, 20_000))
 def test_the_gateway_counts_as_many_tokens_as_the_trace(tokens: int) -> None:
-    assert estimate(seen(prompt(row(tokens), "0/1")))[0] == tokens
+    assert seen(prompt(row(tokens), "0/1")).input_tokens == tokens
 
 
 @pytest.mark.parametrize("chunk", [256, 512, 1_024])
