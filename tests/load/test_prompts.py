@@ -60,7 +60,7 @@ def test_what_is_behind_the_last_chunk_is_shared_with_nobody() -> None:
 def test_the_last_chunk_may_be_partial() -> None:
     text = prompt(row(700, (7, 8)), "0/1")
 
-    assert estimate(seen(text))[0] == 700
+    assert seen(text).input_tokens == 700
     assert text == prompt(row(1_024, (7, 8)), "0/9")[: 700 * BYTES_PER_TOKEN - 6]
 
 
