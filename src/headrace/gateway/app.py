@@ -209,7 +209,7 @@ class App:
         if self._observed is not None and (would := self._observed(request.id)) is not None:
             exchange.headers.append((b"x-headrace-observed", would.encode()))
         try:
-            with watching(exchange.receive, lambda: self._driver.leave(request.id)):
+            with watching(exchange.scope, exchange.receive, lambda: self._driver.leave(request.id)):
                 if asked.stream and self._is_early(request):
                     await exchange.early(stream)
                 elif asked.stream:

@@ -15,13 +15,13 @@ import socket
 import struct
 import sys
 from enum import Enum, auto
-from typing import Any
+from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
-from headrace.gateway.http import CUT, HEAD_BYTES_MAX, Receive, Scope, Send
+from headrace.gateway.http import CUT, HEAD_BYTES_MAX, LEFT, Receive, Scope, Send, gone
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
 from headrace.units import MIB
 
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf is not None:
             raise _Refused
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"close": self._polite.cut}}
+        self.scope["extensions"] = {CUT: {"close": self._polite.cut}, LEFT: {}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
@@ -236,6 +236,16 @@ class Connection(HttpToolsProtocol):
 
     # What uvicorn calls -----------------------------------------------------------------------
 
+    def shutdown(self) -> None:
+        """Close once the answer under way is sent, unless it retires by itself.
+
+        Whoever was answered is not waited for.
+        """
+        if self.is_hung_up:
+            self._socket.close()
+        elif not self.is_retired:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours is in the callers' words
         """Refuse what cannot be read."""
         self._refuse(self._fault)
@@ -264,13 +274,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         elif self._reading is _Reading.NOTHING or not self._heads:
             self._wait(min(RETIRED_S, self.patience_s))
-
-    def shutdown(self) -> None:
-        """Close when nothing is asked, unless it retires by itself; who was answered is not waited for."""
-        if self.is_hung_up:
-            self._socket.close()
-        elif not self.is_retired:
-            super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = next(one for one in self._cycles if one.scope is scope)
@@ -371,6 +374,7 @@ class Connection(HttpToolsProtocol):
         for cycle in self._owed():
             cycle.disconnected = True
             cycle.message_event.set()
+            gone(cast("Scope", cycle.scope))
 
     def _owed(self) -> list[RequestResponseCycle]:
         """Return the requests that are not answered."""

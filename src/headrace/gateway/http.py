@@ -120,26 +120,50 @@ async def cut(scope: Scope, receive: Receive) -> None:
         pass
 
 
+LEFT = "headrace.left"
+"""In a scope's extensions: whom to `call` when the caller goes away, and whether it is `gone`. A server
+that tells spares each request a task that waits for it."""
+
+
+def gone(scope: Scope) -> None:
+    """Tell whoever watches a request that its caller is gone; a server calls this at once."""
+    line = scope["extensions"][LEFT]
+    line["gone"] = True
+    left = line.pop("call", None)
+    if left is not None:
+        left()
+
+
 class watching:  # noqa: N801 - used as a verb; a generator for each stream takes more memory
     """Call `left` if the caller goes away inside; the body must have been read.
 
     A caller that closes its sending side counts as gone.
     """
 
-    __slots__ = ("_left", "_receive", "_task")
+    __slots__ = ("_left", "_line", "_receive", "_task")
 
-    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, left: Callable[[], None]) -> None:
         """Watch nobody yet."""
+        self._line = scope.get("extensions", {}).get(LEFT)
         self._receive, self._left = receive, left
+        self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
         """Watch."""
-        watch = _watch(self._receive, self._left)
-        self._task = asyncio.get_running_loop().create_task(watch)
+        if self._line is None:
+            watch = _watch(self._receive, self._left)
+            self._task = asyncio.get_running_loop().create_task(watch)
+        elif self._line.get("gone"):
+            self._left()
+        else:
+            self._line["call"] = self._left
 
     def __exit__(self, *_: object) -> None:
         """Watch no more."""
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        elif self._line is not None:
+            self._line.pop("call", None)
 
 
 async def _watch(receive: Receive, left: Callable[[], None]) -> None:
