@@ -243,7 +243,7 @@ def _lost(state: dict[str, Any], detail: dict[str, Any]) -> int:
     }
     detail["books"] = told
     ended = told["refused"] + told["left_before"] + sum(told["outcomes"].values())
-    return abs(told["offered"] - ended)
+    return abs(int(told["offered"] - ended))
 
 
 def run(quick: bool) -> Result:

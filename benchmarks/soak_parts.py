@@ -293,7 +293,7 @@ class Served:
                 assert found[0], lines
                 assert found[1], lines
                 served = cls(process, found[0].group(1), found[1].group(1))
-                while len((await served.state())["replicas"]) < ENGINES:
+                while len((await served.state())["replicas"]) < ENGINES:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.05)
         except BaseException:
             process.kill()

@@ -147,3 +147,14 @@ def test_bodies_of_any_json() -> None:
         tried = explore(bodies(), lambda one: front.run(ask(front, one)))
         assert tried > 20
         assert front.engine.asked, "some must be valid"
+
+
+@pytest.mark.parametrize("route", list(GOOD))
+@pytest.mark.parametrize(
+    "odd", [b'"\xab":1', b'"x":"\xab"', b'"x":{"\xab":1}', b'"x":"\xed\xa0\x80"']
+)
+def test_what_is_not_utf8_is_refused_wherever_it_stands(route: Route, odd: bytes) -> None:
+    content = json.dumps(GOOD[route]).encode()[:-1] + b"," + odd + b"}"
+    with fronted() as front:
+        front.run(ask(front, Body(route, content)))
+        assert not front.engine.asked

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 import h11
 import pytest
@@ -226,7 +227,8 @@ def valid(content: bytes) -> int:
         assert asked is not None
         count += (
             asked.method == b"POST"
-            and asked.target.removeprefix(b"http://h").partition(b"?")[0] in ROUTES
+            and unquote_to_bytes(asked.target.removeprefix(b"http://h").partition(b"?")[0])
+            in ROUTES
             and body == BODY
         )
         content = bytes(reader.trailing_data[0])

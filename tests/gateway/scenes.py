@@ -332,13 +332,18 @@ class Caller:
         self.content = b""
         self._moved = asyncio.Event()
         self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(
-            app(scope, self._incoming.get, self._send)
+            app(scope, self._receive, self._send)
         )
 
     def _cut(self) -> None:
         self.is_cut = True
-        for _ in range(2):  # who watches and who cuts are both told, as by a real connection
-            self._incoming.put_nowait({"type": "http.disconnect"})
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    async def _receive(self) -> dict[str, Any]:
+        message = await self._incoming.get()
+        if message["type"] == "http.disconnect":  # as servers do: whoever asks is told
+            self._incoming.put_nowait(message)
+        return message
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -298,7 +298,8 @@ async def test_every_exit_settles_once_and_tells_its_caller(
     if phase is Phase.READING and exit_ in (Exit.DOWN, Exit.DRAINED, Exit.STOP, Exit.BROKEN):
         caller.send_rest()
     caller.taking.set()
-    await asyncio.wait({caller.task})
+    await asyncio.wait({caller.task}, timeout=600)
+    assert caller.task.done()
 
     begun = is_begun(phase, mode) or (mode is Mode.EARLY and exit_ is Exit.DOWN)
     check_told(scene, ends, exit_, begun=begun)

@@ -220,12 +220,12 @@ def _talked(
         sock, admin_sock = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
         place, admin_place = sock.getsockname(), admin_sock.getsockname()
         running = asyncio.create_task(gateway.serve(sock, admin_sock))
-        while not gateway.driver.ready_replicas:
+        while not gateway.driver.ready_replicas:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.005)
         answers = [await _send(place, one) for one in _requests()]
         shown = await _shown(admin_place)
         if breaks:
-            gateway.driver._handle = _broken  # type: ignore[method-assign]
+            gateway.driver._handle = _broken
             answers.append(await _send(place, _post(_chat(stream=True))))
         gateway.stop()
         assert await running is not breaks
@@ -266,18 +266,17 @@ def test_what_is_secret_is_written_and_shown_nowhere(
         "admin": shown,
         "std": "".join(capfd.readouterr()).encode(),
     }
-    hashes = [sha256(one.encode()).hexdigest() for one in (KEY, LIMITED, WRONG, ADMIN)]
+    hashes = [sha256(one.encode()) for one in (KEY, LIMITED, WRONG, ADMIN)]
+    hidden = [one.encode() for one in (*SECRETS, *(one.hexdigest() for one in hashes))]
+    hidden += [one.digest() for one in hashes]
     for place, content in places.items():
-        for secret in (*SECRETS, *hashes):
-            assert secret.encode() not in content, (place, secret)
-            assert bytes.fromhex(secret) not in content if secret in hashes else True, (
-                place,
-                secret,
-            )
+        for secret in hidden:
+            assert secret not in content, (place, secret)
     for answer in answers:
-        for secret in (KEY, LIMITED, WRONG, ENGINE_KEY, FIELD):
-            is_own = b'"error": {"message": "planted fault"' in answer and b" 400 " in answer[:14]
-            assert secret.encode() not in answer or is_own, answer
+        if answer.startswith(b"HTTP/1.1 400") and FAULT.encode() in answer:
+            continue  # an engine's own answer to a request that it blames, as it stands
+        for told in (KEY, LIMITED, WRONG, ENGINE_KEY, FIELD):
+            assert told.encode() not in answer, answer
 
 
 class Compared:

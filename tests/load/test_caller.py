@@ -1,16 +1,13 @@
 """The load's caller sees what a user sees, however the bytes are cut."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.load.caller import Answer, ask
-from headrace.load.openloop import Target, offer
-from headrace.model.ids import ClassName, TenantId
-from headrace.trace.row import TraceRow
-from headrace.units import InstantNs, Tokens, ms
+from headrace.load.caller import Answer, Failure, Place, ask
+from headrace.units import ms
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,7 +43,8 @@ async def serving(reply: bytes, pieces: int) -> AsyncIterator[tuple[int, list[by
 
 async def asked(reply: bytes, pieces: int = 1) -> Answer:
     async with serving(reply, pieces) as (port, _):
-        return await ask("127.0.0.1", port, b"{}", {}, gap_bound_ns=ms(80), patience_s=10.0)
+        place = Place(host="127.0.0.1", port=port)
+        return await ask(place, b"{}", {}, gap_bound_ns=ms(80), patience_s=10.0)
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 10_000])
@@ -85,39 +83,7 @@ async def test_nobody_listening_is_an_answer_without_status() -> None:
     async with serving(b"", 1) as (port, _):
         pass  # closed again: the port is free
 
-    answer = await ask("127.0.0.1", port, b"{}", {}, gap_bound_ns=ms(80), patience_s=10.0)
+    place = Place(host="127.0.0.1", port=port)
+    answer = await ask(place, b"{}", {}, gap_bound_ns=ms(80), patience_s=10.0)
 
-    assert answer.status == 0
-
-
-async def test_open_loop_sends_each_row_with_its_key_class_and_lengths() -> None:
-    rows = [
-        TraceRow(
-            at=InstantNs(0),
-            input_tokens=Tokens(10 + nth),
-            output_tokens=Tokens(3),
-            tenant=TenantId("t"),
-            slo_class=ClassName("batch"),
-        )
-        for nth in range(3)
-    ]
-    seen: list[int] = []
-    told: Callable[[int, Answer], None] = lambda index, _: seen.append(index)  # noqa: E731
-    async with serving(refusal(503, "server_is_overloaded"), 1) as (port, heads):
-        target = Target(
-            host="127.0.0.1",
-            port=port,
-            model="m",
-            keys={TenantId("t"): "key"},
-            gap_bound_ns=ms(80),
-        )
-        answers = await offer(rows, target, told)
-
-    assert [answer.status for answer in answers] == [503] * 3
-    assert sorted(seen) == [0, 1, 2]
-    lengths = sorted(
-        line for head in heads for line in head.decode().split("\r\n") if "replay-input" in line
-    )
-    assert lengths == [f"x-headrace-replay-input: {size}" for size in (10, 11, 12)]
-    assert all(b"Authorization: Bearer key" in head for head in heads)
-    assert all(b"x-llm-d-inference-objective: batch" in head for head in heads)
+    assert (answer.status, answer.failure) == (0, Failure.CONNECT)

@@ -16,11 +16,13 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("config check", "headrace.cli.config:check", "Check a configuration file."),
     ("config explain", "headrace.cli.config:explain", "Show each setting, its source and why."),
     ("config schema", "headrace.cli.config:schema", "Print the JSON schema of the configuration."),
-    ("compare", "headrace.cli.compare:compare", "Compare two reports on the identical trace."),
+    ("compare", "headrace.cli.compare:compare", "Compare two reports on one trace or mix."),
     ("decisions verify", "headrace.cli.verify:decisions", "Recompute every decision of a log."),
     ("demo", "headrace.cli.demo:demo", "Show the control plane at work, live and simulated."),
     ("engine", "headrace.cli.engine:engine", "Serve one emulated replica as vLLM would."),
     ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
+    ("parity", "headrace.cli.parity:parity", "Run a scenario simulated and live, and compare."),
+    ("replay", "headrace.cli.replay:replay", "Offer a trace to a live server, open-loop."),
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
     ("swarm", "headrace.cli.swarm:swarm", "Run random worlds with every invariant checked."),
@@ -62,7 +64,8 @@ def app() -> App:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit code.
 
-    0: done. 1: a check failed. 2: the command line, a file or a setting is wrong. 130: interrupted.
+    0: done. 1: a check failed. 2: the command line, a file or a setting is wrong. 3: a check could
+    tell nothing. 130: interrupted.
     """
     if sys.flags.optimize:
         return fail("run without -O (PYTHONOPTIMIZE): assertions guard the control plane")

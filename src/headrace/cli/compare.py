@@ -11,17 +11,21 @@ from headrace.cli.errors import FAILED, OK, fail
 from headrace.cli.out import show
 from headrace.report.compare import Comparison, ManyComparison, NotComparable, compare_many
 from headrace.report.compare import compare as compare_two
-from headrace.report.summary import Summary
+from headrace.report.live import Report as Run
+from headrace.report.live import decoded
 from headrace.report.tables import render_comparison
 
-Report = Annotated[Path, Parameter(help="Figures as `simulate --json` writes them.")]
+Report = Annotated[
+    Path, Parameter(help="Figures as `simulate --json` or `replay --out` writes them.")
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
 
 def compare(base: Report, other: Report, /, *, as_json: AsJson = False) -> int:
     """Compare two reports; refuses unless both were offered the identical trace (SLO-5).
 
-    Reports of several seeds are paired seed by seed and compared with a 95 % interval.
+    Two live replays may have had different requests of one mix: classes, tenants, lengths and rate
+    are tested, and if they do not agree the runs are not comparable. Reports of several seeds are paired seed by seed and compared with a 95 % interval.
     """
     told = [_read(path) for path in (base, other)]
     if isinstance(told[0], str):
@@ -49,10 +53,9 @@ def compare(base: Report, other: Report, /, *, as_json: AsJson = False) -> int:
     return OK
 
 
-def _read(path: Path) -> list[Summary] | str:
+def _read(path: Path) -> list[Run] | str:
     """Return a report's runs, or what is wrong with the file."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=Summary | list[Summary])
+        return decoded(path.read_bytes())
     except msgspec.DecodeError as error:
         return f"{path}: no report: {error}"
-    return [told] if isinstance(told, Summary) else told

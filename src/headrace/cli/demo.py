@@ -7,15 +7,12 @@ requests are simulated without admission and fairness, and both stand side by si
 import asyncio
 import sys
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator
 from pathlib import Path
 from socket import socket
 from typing import Annotated
 
 import uvloop
 from cyclopts import Parameter
-from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 
@@ -23,21 +20,21 @@ from headrace.cli import demo_scene as scene
 from headrace.cli.demo_table import Board
 from headrace.cli.errors import OK
 from headrace.cli.keys import key_hash, minted
+from headrace.cli.live import recorded
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import Gateway, listen
-from headrace.load.caller import Answer
+from headrace.load.caller import Answer, Place
 from headrace.load.openloop import Target, offer
 from headrace.model.effect import Concluded
-from headrace.model.ids import RequestId, TenantId
 from headrace.report.beside import side_by_side
 from headrace.report.html import html_report
 from headrace.report.run import RunRecord
 from headrace.report.summary import Summary, summarise
 from headrace.report.tables import render
-from headrace.sim.experiment import offered_rows, simulate, without_control
+from headrace.sim.experiment import simulate, without_control
 from headrace.sim.scenario import Scenario, rows_of
-from headrace.trace.row import TraceRow, trace_hash
-from headrace.units import DurationNs, InstantNs, ms
+from headrace.trace.row import TraceRow
+from headrace.units import DurationNs, ms
 
 REFRESH_S = 0.5
 REPORT = Path("headrace-demo-report.html")
@@ -99,10 +96,14 @@ async def _live(
     serving = loop.create_task(gateway.serve(sock))
     host, port = sock.getsockname()[:2]
     target = Target(
-        host=host, port=port, model=scene.MODEL, keys=keys, gap_bound_ns=ms(scene.ITL_MS)
+        place=Place(host=host, port=port),
+        model=scene.MODEL,
+        keys=keys,
+        gap_ns=lambda _row: ms(scene.ITL_MS),
+        trusted=True,
+        spoken=False,
     )
     board = Board(gateway.driver, clock, scene.TENANTS, DurationNs(rows[-1].at))
-    began = clock.now()
     try:
 
         def answered(index: int, answer: Answer) -> None:
@@ -110,13 +111,13 @@ async def _live(
             assert tenant is not None
             board.answered(tenant, answer)
 
-        offering = loop.create_task(offer(rows, target, answered))
+        offering = loop.create_task(offer(rows, target, answered, clock=clock.now))
         await _watch(console, board, offering)
         await offering
     finally:
         gateway.stop()
         await serving
-    return _recorded(scenario, rows, ended, began)
+    return recorded(scenario, scene.SEED, rows, ended)
 
 
 async def _watch(console: Console, board: Board, offering: "asyncio.Task[object]") -> None:
@@ -129,38 +130,6 @@ async def _watch(console: Console, board: Board, offering: "asyncio.Task[object]
             else:
                 board.line(sys.stdout)
         shown.update(board.table(), refresh=True)
-
-
-def _recorded(
-    scenario: Scenario, rows: list[TraceRow], ended: list[Concluded], began: InstantNs
-) -> RunRecord:
-    """Return the live run as a record, its requests numbered as the trace numbers them."""
-    numbered = {row.request: row for row in _numbered(rows, ended)}
-    return RunRecord(
-        label="live",
-        scenario=scenario.name,
-        seed=scene.SEED,
-        trace_hash=trace_hash(rows),
-        span_ns=DurationNs(rows[-1].at - rows[0].at),
-        end_ns=InstantNs(max(row.ended_at for row in ended) - began),
-        offered=offered_rows(scenario, rows, numbered),
-        rows=list(numbered.values()),
-        slos=scenario.deployment.slos,
-    )
-
-
-def _numbered(rows: list[TraceRow], ended: list[Concluded]) -> Iterator[Concluded]:
-    """Yield the rows with the trace's numbers: requests that are due at once may arrive swapped.
-
-    Requests of one tenant and one prompt length are alike; among them the order of arrival counts.
-    """
-    places: dict[tuple[TenantId, int], deque[int]] = defaultdict(deque)
-    for nth, row in enumerate(rows, start=1):
-        assert row.tenant is not None
-        places[row.tenant, row.input_tokens].append(nth)
-    for one in sorted(ended, key=lambda one: one.request):
-        number = places[one.tenant, one.entry.input_tokens].popleft()
-        yield replace(one, request=RequestId(number))
 
 
 def _show(console: Console, told: list[Summary]) -> None:

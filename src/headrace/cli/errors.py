@@ -15,6 +15,8 @@ FAILED = 1
 """A check ran and found something."""
 USAGE = 2
 """The command line, a file or a setting is wrong."""
+INVALID = 3
+"""A check ran, and this machine was too busy for it to tell anything."""
 INTERRUPTED = 130
 READER_GONE = 141
 """What a shell reports of a program that a closed pipe ended."""

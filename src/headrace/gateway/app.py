@@ -305,7 +305,11 @@ def _invalid(message: str, param: str | None) -> RefusedError:
 def _read(route: Route, content: bytes) -> Asked:
     """Return what a body asks for, or blame the field that is wrong."""
     try:
+        if not content.isascii():
+            content.decode()  # fields that nobody here reads go on to the engine, and must be JSON too
         return read(route, content)
+    except UnicodeDecodeError:
+        raise _invalid("The body is not UTF-8.", None) from None
     except InvalidError as error:
         raise _invalid(error.message, error.param) from None
 

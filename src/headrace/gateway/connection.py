@@ -236,16 +236,6 @@ class Connection(HttpToolsProtocol):
 
     # What uvicorn calls -----------------------------------------------------------------------
 
-    def shutdown(self) -> None:
-        """Close once the answer under way is sent, unless it retires by itself.
-
-        Whoever was answered is not waited for.
-        """
-        if self.is_hung_up:
-            self._socket.close()
-        elif not self.is_retired:
-            super().shutdown()
-
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours is in the callers' words
         """Refuse what cannot be read."""
         self._refuse(self._fault)
@@ -274,6 +264,13 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         elif self._reading is _Reading.NOTHING or not self._heads:
             self._wait(min(RETIRED_S, self.patience_s))
+
+    def shutdown(self) -> None:
+        """Close when nothing is asked, unless it retires by itself; who was answered is not waited for."""
+        if self.is_hung_up:
+            self._socket.close()
+        elif not self.is_retired:
+            super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = next(one for one in self._cycles if one.scope is scope)

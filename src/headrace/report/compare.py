@@ -1,7 +1,9 @@
 """Which of two policies is better on the same offered requests?
 
 Judged by work goodput over offered: a policy that refuses nearly everything attains 1.0 of what it
-admits and is worse all the same (EX-13). Refuses to compare different populations.
+admits and is worse all the same (EX-13). Refuses to compare different populations. What was measured
+live before and after a change never was the same population: there the mixes must agree, and the
+verdict needs an interval that leaves zero out (SLO-5).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +11,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from headrace.report.live import Report, difference
+from headrace.report.mix import Check, checks
 from headrace.report.run import RunRecord
 from headrace.report.stats import interval, rounded
 from headrace.report.summary import Summary, summarise
@@ -51,7 +55,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
     formula: str
     changes: tuple[Change, ...]
     verdict: Verdict
-    """By work goodput over offered."""
+    """By work goodput over offered; of live runs by its interval over parts of the span."""
+    interval: tuple[float, float] | None = None
+    """Of live runs: the 95 % interval of the deciding difference."""
+    mix: tuple[Check, ...] = ()
+    """Of live runs of different requests: how their mixes were found to agree."""
 
 
 class MeanChange(Struct, frozen=True, kw_only=True, gc=False):
@@ -82,11 +90,12 @@ class ManyComparison(Struct, frozen=True, kw_only=True):
 def compare(base: RunRecord | Summary, other: RunRecord | Summary) -> Comparison:
     """Return both runs' figures and whether `other` is better than `base` (SLO-5, EX-13).
 
-    Raises `NotComparable` unless both were offered the same requests and judged by one formula.
+    Raises `NotComparable` unless both were offered the same requests, or live the same mix, and
+    judged by one formula.
     """
     one, two = _summary(base), _summary(other)
-    _refuse_different(one, two)
-    done = two.total.met_work_ns - one.total.met_work_ns
+    mix = _refuse_different(one, two)
+    verdict, spread = _judged(one, two)
     return Comparison(
         base=one.label,
         other=two.label,
@@ -96,8 +105,23 @@ def compare(base: RunRecord | Summary, other: RunRecord | Summary) -> Comparison
         changes=tuple(
             _change(name, unit, figure(one), figure(two)) for name, unit, figure in FIGURES
         ),
-        verdict=Verdict.BETTER if done > 0 else Verdict.WORSE if done < 0 else Verdict.EQUAL,
+        verdict=verdict,
+        interval=spread,
+        mix=mix,
     )
+
+
+def _judged(one: Summary, two: Summary) -> tuple[Verdict, tuple[float, float] | None]:
+    """Return the verdict on two runs; where something was measured live, with its interval."""
+    live = [run for run in (one, two) if isinstance(run, Report) and run.windows]
+    if len(live) == 2:  # noqa: PLR2004 - both
+        found = difference(live[0].windows, live[1].windows)
+        if found is None:
+            return Verdict.UNCLEAR, None
+        _, low, high = found
+        return _by_interval(low, high), (rounded(low), rounded(high))
+    done = two.total.met_work_ns - one.total.met_work_ns
+    return Verdict.BETTER if done > 0 else Verdict.WORSE if done < 0 else Verdict.EQUAL, None
 
 
 def compare_many(
@@ -161,14 +185,13 @@ def _called(summary: Summary) -> str:
     return f"{summary.label!r} on {summary.scenario} seed {summary.seed} ({summary.formula})"
 
 
-def _refuse_different(one: Summary, two: Summary) -> None:
-    if one.trace_hash != two.trace_hash:
-        raise NotComparable(
-            f"different offered requests: trace {one.trace_hash[:12]} of {_called(one)}, "
-            f"{two.trace_hash[:12]} of {_called(two)}"
-        )
+def _refuse_different(one: Summary, two: Summary) -> tuple[Check, ...]:
+    """Raise `NotComparable` for different populations; return what live ones were found equal by."""
     if one.formula != two.formula:
         raise NotComparable(f"different formulas: {one.formula} and {two.formula}")
+    _refuse_unmeasured(one, two)
+    if one.trace_hash != two.trace_hash:
+        return _same_mix(one, two)
     for name, mine, its in (
         ("requests", one.total.offered, two.total.offered),
         ("work", one.total.work_ns, two.total.work_ns),
@@ -176,6 +199,40 @@ def _refuse_different(one: Summary, two: Summary) -> None:
     ):
         if mine != its:
             raise NotComparable(f"one trace hash, yet the offered {name} differ: {mine} and {its}")
+    return ()
+
+
+def _refuse_unmeasured(*runs: Summary) -> None:
+    """Refuse what a client spoilt, and two live runs whose work is priced differently."""
+    clients = [run.client for run in runs if isinstance(run, Report) and run.client is not None]
+    for client in clients:
+        if not client.valid:
+            raise NotComparable(
+                f"the client that called {client.url} lagged by {client.loop_lag_p99_ns / 1e6:.1f}"
+                f" ms (p99, limit {client.loop_lag_limit_ns / 1e6:.0f} ms) and measured itself"
+            )
+    prices = sorted({client.profile: None for client in clients})
+    if len(prices) > 1:
+        raise NotComparable(f"work is priced by {' and by '.join(prices)}")
+
+
+def _same_mix(one: Summary, two: Summary) -> tuple[Check, ...]:
+    """Return the checks by which two live runs were offered the same mix, or refuse."""
+    mixes = [run.mix for run in (one, two) if isinstance(run, Report) and run.mix is not None]
+    if len(mixes) < 2:  # noqa: PLR2004 - both, or the requests must be identical
+        raise NotComparable(
+            f"different offered requests: trace {one.trace_hash[:12]} of {_called(one)}, "
+            f"{two.trace_hash[:12]} of {_called(two)}"
+        )
+    found = checks(*mixes)
+    wrong = [
+        f"{check.name} differ by {check.difference:.3f} (limit {check.limit:.3f})"
+        for check in found
+        if not check.agrees
+    ]
+    if wrong:
+        raise NotComparable(f"different mixes were offered: {'; '.join(wrong)}")
+    return tuple(found)
 
 
 def _change(name: str, unit: str, base: float | None, other: float | None) -> Change:
@@ -217,8 +274,12 @@ def _mean_change(
 def _verdict(change: MeanChange | None) -> Verdict:
     if change is None:
         return Verdict.UNCLEAR
-    if change.low == change.high == 0:
+    return _by_interval(change.low, change.high)
+
+
+def _by_interval(low: float, high: float) -> Verdict:
+    if low == high == 0:
         return Verdict.EQUAL
-    if change.low > 0:
+    if low > 0:
         return Verdict.BETTER
-    return Verdict.WORSE if change.high < 0 else Verdict.UNCLEAR
+    return Verdict.WORSE if high < 0 else Verdict.UNCLEAR

@@ -375,8 +375,20 @@ def comparison_table(comparison: Comparison) -> Table:
             )
             for one in comparison.changes
         ),
-        note=f"{comparison.scenario}; trace {comparison.trace_hash[:12]}; {comparison.formula}",
+        note=_compared_text(comparison),
     )
+
+
+def _compared_text(comparison: Comparison) -> str:
+    """Return on what ground two runs are compared, and what of it is chance."""
+    same = f"trace {comparison.trace_hash[:12]}"
+    if comparison.mix:
+        same = f"different requests of one mix, by {words.plural(len(comparison.mix), 'check')}"
+    text = f"{comparison.scenario}; {same}; {comparison.formula}"
+    if comparison.interval is not None:
+        low, high = (words.signed(end, 4) for end in comparison.interval)
+        text += f"; live, {DECIDING} differs by {low} to {high} (95 %, over parts of the span)"
+    return text
 
 
 def verdict_text(comparison: Comparison | ManyComparison) -> str:

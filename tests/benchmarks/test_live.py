@@ -1,0 +1,104 @@
+"""What the live benchmarks claim, and how they measure inside the server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import parity
+from benchmarks.live_overload import timed
+from headrace.cli.parity import ParityReport, Replayed, SeedRun
+from headrace.report.parity import parity as judged
+from headrace.report.summary import summarise
+from headrace.sim.experiment import simulate
+from headrace.sim.reading import load_scenario
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Connection:
+    """As much of a server's connection as is timed."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.messages = messages
+        self.sent: list[dict[str, Any]] = []
+
+    def connection_made(self, _transport: object) -> None:
+        async def app(_scope: object, _receive: object, send: Any) -> None:
+            for message in self.messages:
+                await send(message)
+
+        self.app = app
+
+    async def answer(self) -> None:
+        async def send(message: dict[str, Any]) -> None:
+            self.sent.append(message)
+
+        await self.app({}, None, send)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b'{"error":{"headrace":{"gate":"deadline","outcome":"reject"}}}', 1),
+        (b'{"error":{"headrace":{"outcome":"fail"}}}', 0),
+        (b"data: {}\n\n", 0),
+    ],
+)
+async def test_only_refusals_at_the_door_are_timed(body: bytes, count: int) -> None:
+    took: list[int] = []
+    messages = [
+        {"type": "http.response.start", "status": 503},
+        {"type": "http.response.body", "body": body},
+    ]
+    connection = timed(Connection, took.append)(messages)
+
+    connection.connection_made(None)
+    await connection.answer()
+
+    assert connection.sent == messages
+    assert len(took) == count
+
+
+def report(lag_ms: float) -> ParityReport:
+    scenario = parity.scene(2.0, 20.0)
+    run = simulate(scenario, 1)
+    both = judged([(run, run)])
+    seed = SeedRun(
+        seed=1,
+        loop_lag_p99_ms=lag_ms,
+        valid=lag_ms <= 20,
+        journal=Replayed(records=1, whole=True),
+        parity=both,
+        simulated=summarise(run),
+        live=summarise(run),
+    )
+    return ParityReport(scenario="s", load=1.0, parity=both, seeds=(seed,))
+
+
+def test_parity_claims_each_bound_with_the_lag_first() -> None:
+    claims = parity._claims(report(1.0), 0.8, quick=False)
+
+    assert all(claim.holds for claim in claims)
+    assert [claim.claim for claim in claims[:3]] == [
+        "0.8x: loop lag p99, ms",
+        "0.8x: journals that replay, of 1",
+        "0.8x: requests that end alike",
+    ]
+    assert {claim.bound for claim in claims} >= {">= 0.98", "<= 0.03", "<= 0.05"}
+
+
+def test_a_run_on_a_busy_machine_claims_nothing_but_that() -> None:
+    [claim] = parity._claims(report(25.0), 2.0, quick=False)
+
+    assert not claim.holds
+    assert "invalid" in claim.claim
+
+
+def test_the_example_is_what_is_measured() -> None:
+    shown = load_scenario(EXAMPLES / "parity.yaml")
+    measured = parity.scene(4.9, 300.0)
+
+    assert shown.deployment == measured.deployment
+    assert shown.mix == measured.mix
