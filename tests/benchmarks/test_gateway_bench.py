@@ -81,7 +81,7 @@ def test_spread_is_median_and_range() -> None:
 
 def test_claims_compare_with_whoever_was_measured() -> None:
     rows = [memory(0, OURS, 17), requests(0, OURS, 100), requests(0, NGINX, 20)]
-    made = {claim.claim: claim for claim in table.claims(rows, 1.0)}
+    made = {claim.claim: claim for claim in table.claims(rows, quick=False)}
     assert list(made) == [
         "CPU per request over nginx",
         "MB per 1000 streams",
@@ -89,13 +89,15 @@ def test_claims_compare_with_whoever_was_measured() -> None:
     ]
     assert all(claim.holds for claim in made.values())
     rows.append(requests(0, LITELLM, 7_000))
-    over = table.claims(rows, 1.0)[1]
+    over = table.claims(rows, quick=False)[1]
     assert (over.claim, over.holds) == ("CPU per request over litellm", False)
 
 
 def test_ours_without_a_valid_row_fails_and_a_peer_without_one_does_not() -> None:
     behind = chunks(0, OURS, 20, rate=500)
-    made = table.claims([behind, chunks(0, NGINX, 10), chunks(0, ROUTER, 10, rate=500)], 1.0)
+    made = table.claims(
+        [behind, chunks(0, NGINX, 10), chunks(0, ROUTER, 10, rate=500)], quick=False
+    )
     assert [claim.claim for claim in made if not claim.holds] == [
         "CPU per chunk over nginx",
         "MB per 1000 streams",
@@ -105,8 +107,8 @@ def test_ours_without_a_valid_row_fails_and_a_peer_without_one_does_not() -> Non
 
 def test_slack_widens_each_limit_but_that_of_errors() -> None:
     rows = [memory(0, OURS, 30, errors=1)]
-    assert [claim.bound for claim in table.claims(rows, 1.5)] == ["<= 37.5", "<= 0"]
-    assert [claim.holds for claim in table.claims(rows, 1.5)] == [True, False]
+    assert [claim.bound for claim in table.claims(rows, quick=True)] == ["<= 37.5", "<= 0"]
+    assert [claim.holds for claim in table.claims(rows, quick=True)] == [True, False]
 
 
 @pytest.mark.parametrize(
