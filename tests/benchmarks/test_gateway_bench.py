@@ -240,7 +240,7 @@ def test_memory_is_measured_before_the_gateway_has_grown() -> None:
     running = Running(port=2, root=1, key="k")
     made = list(jobs(STACKS[0], running, 3, quick=True))
     assert [job.mode for job in made] == [Mode.MEMORY, Mode.REQUESTS, Mode.CHUNKS]
-    assert [job.connections for job in made] == [1_000, 64, 512]
+    assert [job.connections for job in made] == [1_000, 64, 256]
 
 
 # What goes over the wire.

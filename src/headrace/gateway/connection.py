@@ -15,13 +15,14 @@ import socket
 import struct
 import sys
 from enum import Enum, auto
+from functools import partial
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
-from headrace.gateway.http import CUT, HEAD_BYTES_MAX, LEFT, Receive, Scope, Send, gone
+from headrace.gateway.http import CUT, HEAD_BYTES_MAX, LEFT, WRITE, Receive, Scope, Send, gone
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
 from headrace.units import MIB
 
@@ -284,7 +285,21 @@ class Connection(HttpToolsProtocol):
                 cycle.expected_content_length = len(message["body"])
             await send(message)
 
-        await self._given(scope, receive, sent)
+        extensions = scope["extensions"]
+        extensions[WRITE] = {"write": partial(self._write, cycle)}
+        try:
+            await self._given(scope, receive, sent)
+        finally:
+            del extensions[WRITE]
+
+    def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        """Write a chunk of the answer under way, unless its caller is slow, gone, or knows no chunks."""
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        if self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _begin(self, cycle: RequestResponseCycle, message: Any) -> None:
         """Say in an answer's head how it will end."""

@@ -18,6 +18,7 @@ from headrace.gateway.http import (
     cut,
     header,
     send_events,
+    writer,
 )
 from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
 from headrace.model.ids import TenantId
@@ -101,6 +102,7 @@ class Exchange:
 
     async def _go_on(self, stream: Stream, chunk: Chunk) -> None:
         """Send what comes, until the end."""
+        stream.sink = writer(self.scope)
         while chunk.end is None:
             await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()

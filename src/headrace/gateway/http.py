@@ -125,6 +125,16 @@ LEFT = "headrace.left"
 that tells spares each request a task that waits for it."""
 
 
+WRITE = "headrace.write"
+"""In a scope's extensions: how to `write` a piece of a body that has begun, past ASGI. False: not now."""
+
+
+def writer(scope: Scope) -> Callable[[bytes], bool] | None:
+    """Return what writes pieces of an answer at once, if its server gives it."""
+    given: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(WRITE, {}).get("write")
+    return given
+
+
 def gone(scope: Scope) -> None:
     """Tell whoever watches a request that its caller is gone; a server calls this at once."""
     line = scope["extensions"][LEFT]

@@ -58,6 +58,9 @@ class Stream:
         self.attempt: AttemptId | None = None
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
+        self.sink: Callable[[bytes], bool] | None = None
+        """Takes a piece at once while the handler waits for one, or says that it cannot: half the cost
+        of waking the handler for each."""
         self._pieces: list[bytes] = []
         self._size = 0
         self._held = False
@@ -84,6 +87,8 @@ class Stream:
     def push(self, data: bytes) -> None:
         """Add to the answer."""
         if self._end is not None or not data:
+            return
+        if self.sink is not None and self._is_awaited and self.sink(data):
             return
         self._pieces.append(data)
         self._size += len(data)
@@ -115,6 +120,11 @@ class Stream:
             if self.on_held is not None and end is None:
                 self.on_held(False)
         return Chunk(data, end)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the handler waits for a piece, so that none stands before the next."""
+        return self._waiter is not None and not self._waiter.done()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
