@@ -196,7 +196,7 @@ EDGES: dict[Edge, Face] = {
         retryable=True,
     ),
     Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "headers_too_large", "The headers are too large."),
-    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The body is not valid."),
+    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The request is not valid."),
     Edge.OPEN_REQUESTS: Face(
         503,
         _OURS,
