@@ -243,6 +243,20 @@ async def test_what_is_between_us_and_the_engine_is_nobody_elses(scene: Scene, s
     assert world.heard.lives == [("up", 1)]
 
 
+async def test_operators_are_told_why_and_not_again_and_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await World(scene).up()
+    for nth in range(1, 4):
+        await world.submit(nth)
+        world.asked[-1].say(answer(401, b'{"error":"secret"}'))
+        await scene.until(lambda: len(world.heard.ends) == nth)  # noqa: B023 - awaited at once
+    assert caplog.messages == ["engine r: it answers 401"]
+    world.health = answer(503, b"{}")
+    await world.polls(3)
+    assert caplog.messages[1:] == ["engine r: its health is 503"]
+
+
 async def test_a_whole_answer_is_noted_when_it_comes(scene: Scene) -> None:
     world = await World(scene).up()
     meter = await world.submit(stream=False)

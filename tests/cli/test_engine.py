@@ -82,3 +82,8 @@ def test_a_flag_that_is_wrong_is_named(
     assert out == ""
     assert err.startswith(f"headrace: {message}")
     assert err.count("\n") == 1
+
+
+def test_a_port_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "--port", "65536"]) == 2
+    assert capsys.readouterr().err.startswith("headrace: flag --port: ")

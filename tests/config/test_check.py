@@ -14,6 +14,15 @@ from tests.config.configs import BASE
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
 HASH = "sha256:" + "0" * 64
 
+NO_PLACES = [
+    "http://h:65536",
+    "http://h:0",
+    "http://h:x",
+    "http://:1",
+    "http://[::1",
+    "http://a..b",
+]
+
 # (BASE's text, what replaces it, lines of all errors)
 WRONG = {
     "two models of one name": (
@@ -35,6 +44,23 @@ WRONG = {
                 "d:10: tenant `t` is already at `$.deployment.tenants[0].name` "
                 "at `$.deployment.tenants[1].name`"
             )
+        ],
+    ),
+    "an engine called as one without a name": (
+        "- name: t",
+        "- name: t\nupstreams:\n- {url: 'http://h', pool: p}\n- {url: 'http://i', pool: p, name: p-0}",
+        [
+            (
+                "d:12: a replica without a name of its own is called `p-0` already at `$.upstreams[1].name`"
+            )
+        ],
+    ),
+    "addresses that are none": (
+        "- name: t",
+        "- name: t\nupstreams:" + "".join(f"\n- {{url: '{url}', pool: p}}" for url in NO_PLACES),
+        [
+            f"d:{11 + nth}: `{url}` has no host, or a port that is none at `$.upstreams[{nth}].url`"
+            for nth, url in enumerate(NO_PLACES)
         ],
     ),
     "two keys of one hash": (
@@ -214,6 +240,11 @@ DOUBTFUL = {
                 "at `$.server.trusted_replay`"
             ),
         ],
+    ),
+    "an engine with the name that it would have": (
+        "- name: t",
+        "- name: t\nupstreams: [{url: 'http://[::1]:80/v1', pool: p, name: p-0}]",
+        [],
     ),
     "open to this machine": (
         "- name: t",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -82,6 +83,24 @@ def test_flags_of_the_emulated_fleet_are_refused_beside_a_file(tmp_path: Path) -
     with pytest.raises(ConfigError, match="--replicas") as refused:
         serve(config=tmp_path / "headrace.yaml", replicas=3, model="m")
     assert len(refused.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"upstream": ["http://127.0.0.1:1"], "replicas": 3}, "--replicas"),
+        ({"upstream_key_env": "KEY"}, "--upstream-key-env"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        serve(port=0, **flags)
+
+
+def test_a_certificate_that_cannot_be_read_is_named() -> None:
+    tls = ("server.tls.cert_file=nope.pem", "server.tls.key_file=nope.key")
+    with pytest.raises(ConfigError, match=r"nope\.pem.*no such file"):
+        serve(port=0, sets=tls)
 
 
 def test_the_demo_fleet_is_what_the_flags_say() -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, ServerSpec, Settings
+from headrace.config.schema import AdminSpec, ServerSpec, Settings, UpstreamSpec
 from headrace.gateway import health
 from headrace.gateway.audit import LOG
 from headrace.gateway.failures import ADDRESSES, FAILURES
@@ -406,6 +406,10 @@ async def test_a_reload_goes_by_the_file_for_tenants_keys_and_policy(tmp_path: P
                 ),
             ),
             "deployment.pools[0].replicas",
+        ),
+        (
+            lambda s: replace(s, upstreams=(UpstreamSpec(url="http://127.0.0.1:1", pool="p"),)),
+            "upstreams[0].url",
         ),
         (lambda s: replace(s, keys=()), "from some to none"),
         (lambda s: replace(s, admin=None), "admin"),

@@ -274,6 +274,17 @@ def test_half_a_request_sent_ahead_hides_nobody_who_leaves() -> None:
     served(talk, patience_s=5)
 
 
+def test_what_is_refused_with_its_head_is_no_bug_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(_gateway: Gateway, dial: Dial) -> None:
+        wire = await dial()
+        await wire.send(ENTRY + b"transfer-encoding: chunked\r\n\r\nno size\r\n")
+        assert (await wire.answer())[0] == 400
+        assert await wire.rest() == b""
+
+    served(talk)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_http_1_0_is_answered_until_the_connection_ends() -> None:
     async def talk(_gateway: Gateway, dial: Dial) -> None:
         wire = await dial()

@@ -20,6 +20,8 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import listen
 from headrace.model.profile import Profile
 
+_PORT_MAX = 65_535
+
 Port = Annotated[int, Parameter(help="TCP port; 0 takes a free one.")]
 Host = Annotated[str, Parameter(help="Address to listen at.")]
 ProfileName = Annotated[str, Parameter(help="Hardware profile, by name or file.")]
@@ -57,6 +59,8 @@ def engine(  # noqa: PLR0913 - a command's options
         "max_model_len": max_model_len,
     }
     spec = _spec(profile, told, fault)
+    if not 0 <= port <= _PORT_MAX:
+        raise _blamed("--port", f"Expected `int` from 0 to {_PORT_MAX}")
     with (
         listen(host, port) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -115,6 +115,7 @@ def serve(  # noqa: PLR0913 - a command's options
     }
     if config is None:
         assert key is not None
+        _refuse_idle(fleet)
         found = demo_settings(
             key,
             given,
@@ -124,7 +125,7 @@ def serve(  # noqa: PLR0913 - a command's options
             upstreams=[{"url": url, "key_env": upstream_key_env} for url in upstream or ()],
         )
     else:
-        _refuse(flag for flag, value in fleet.items() if value is not None)
+        _refuse(fleet, "the configuration file says which replicas there are")
         found = resolve(config, os.environ, given)
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
@@ -214,13 +215,21 @@ def demo_settings(
     return resolved(text, "the fleet without a file", Path(), os.environ, given)
 
 
-def _refuse(names: Iterable[str]) -> None:
+def _refuse(flags: Mapping[str, object], why: str) -> None:
+    """Refuse those flags that are given."""
     faults = [
-        Fault(Origin(f"flag {name}"), "the configuration file says which replicas there are")
-        for name in names
+        Fault(Origin(f"flag {name}"), why) for name, value in flags.items() if value is not None
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def _refuse_idle(fleet: Mapping[str, object]) -> None:
+    """Refuse what would do nothing."""
+    name, why = "--replicas", "the upstreams are the replicas"
+    if not fleet["--upstream"]:
+        name, why = "--upstream-key-env", "give --upstream too"
+    _refuse({name: fleet[name]}, why)
 
 
 async def _serve(

@@ -4,9 +4,11 @@ An error is what could only fail or never act; a warning is what works, though h
 """
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -115,6 +117,37 @@ def _references(settings: Settings) -> Iterator[Problem]:
     pools = {one.name: None for one in plane.pools}
     for i, upstream in enumerate(settings.upstreams):
         yield from _unknown(f"$.upstreams[{i}].pool", "pool", upstream.pool, pools)
+        if not _is_place(upstream.url):
+            message = f"`{upstream.url}` has no host, or a port that is none"
+            yield Problem(path=f"$.upstreams[{i}].url", message=message)
+    yield from _taken(settings)
+
+
+def _is_place(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname or ""
+        return bool(host) and port != 0 and bool(host if ":" in host else host.encode("idna"))
+    except ValueError:
+        return False
+
+
+def _taken(settings: Settings) -> Iterator[Problem]:
+    """Yield engines that are called as another replica is without being told to."""
+    counts = Counter(upstream.pool for upstream in settings.upstreams)
+    sizes = {pool.name: counts[pool.name] or pool.replicas for pool in settings.deployment.pools}
+    unnamed: set[str] = set()
+    for pool, size in sizes.items():
+        unnamed |= {f"{pool}-{nth}" for nth in range(size)}
+    nth_of: Counter[str] = Counter()
+    for upstream in settings.upstreams:
+        if upstream.name is not None:
+            unnamed.discard(f"{upstream.pool}-{nth_of[upstream.pool]}")
+        nth_of[upstream.pool] += 1
+    for i, upstream in enumerate(settings.upstreams):
+        if upstream.name in unnamed:
+            message = f"a replica without a name of its own is called `{upstream.name}` already"
+            yield Problem(path=f"$.upstreams[{i}].name", message=message)
 
 
 def _objectives(settings: Settings) -> Iterator[Problem]:

@@ -274,7 +274,9 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle = next(one for one in self._cycles if one.scope is scope)
+        cycle = next((one for one in self._cycles if one.scope is scope), None)
+        if cycle is None:
+            return  # refused by what came with its head
 
         async def sent(message: Any) -> None:
             if self.transport.is_closing():

@@ -84,7 +84,11 @@ REASONS: dict[Reason, Face] = {
         400, _INVALID, "invalid_value", "The prompt is empty.", param="messages"
     ),
     Reason.FAN_OUT_UNSUPPORTED: Face(
-        400, _INVALID, "unsupported_parameter", "So many answers at once are not given.", param="n"
+        400,
+        _INVALID,
+        "unsupported_parameter",
+        "More answers are asked for at once than the model gives; each prompt is one.",
+        param="n",
     ),
     Reason.REQUEST_RATE: Face(
         429, _LIMIT, "rate_limit_exceeded", "Limit of requests per minute reached.", retryable=True
@@ -196,7 +200,7 @@ EDGES: dict[Edge, Face] = {
         retryable=True,
     ),
     Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "headers_too_large", "The headers are too large."),
-    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The body is not valid."),
+    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The request is not valid."),
     Edge.OPEN_REQUESTS: Face(
         503,
         _OURS,

@@ -329,7 +329,7 @@ class Gateway:
 
     def _uvicorn(self) -> uvicorn.Config:
         tls = self._settings.server.tls
-        return uvicorn.Config(
+        config = uvicorn.Config(
             self.app,
             http=patient(
                 self._settings.server.header_timeout_s, self._settings.server.write_stall_s
@@ -345,6 +345,13 @@ class Gateway:
             ssl_keyfile=None if tls is None else tls.key_file,
             timeout_graceful_shutdown=int(self._settings.server.drain_s) + _CLOSING_S,
         )
+        try:
+            config.load()
+        except OSError as error:
+            assert tls is not None, "only certificates are read"
+            message = f"{tls.cert_file}, {tls.key_file}: {error.strerror or error}".lower()
+            raise ConfigError([Fault(Origin("certificate"), message, "$.server.tls")]) from error
+        return config
 
 
 class Server(uvicorn.Server):

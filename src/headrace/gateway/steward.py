@@ -32,6 +32,7 @@ FIXED = (
     "deployment.fairness",
     "server",
     "admin",
+    "upstreams",
     "emulator",
     "journal",
     "decision_log",

@@ -4,6 +4,7 @@ Knows no vendor. It is up once it answers `/health` (or anything below 500 there
 and down once it cannot be reached, or three probes in a row end otherwise.
 """
 
+import logging
 import secrets
 
 from msgspec import Struct
@@ -20,11 +21,13 @@ from headrace.ports.engine import Call, Ending, Listener, Refusal
 from headrace.ports.upstream import PoolFullError, UnreachableError, UpstreamError
 from headrace.units import NS_PER_S, DurationNs, InstantNs, later
 
+_log = logging.getLogger(__name__)
 PROBE_NS = DurationNs(NS_PER_S)
 """Between two looks at an engine's health. 1 s: a dead one gets no newcomers a second later."""
 _PROBE_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
 """Probes in a row that end in an error or in silence, before an engine counts as down."""
+_AGAIN_NS = DurationNs(60 * NS_PER_S)
 _OK, _BROKEN = 200, 500
 _BLAMED = frozenset({400, 404, 413, 422})
 """Answers that blame the request: the caller gets them as they stand. Others are between us and the
@@ -64,6 +67,7 @@ class RemoteEngine:
         self._probe: _Probe | None = None
         self._probe_at = InstantNs(0)
         self._failures = 0
+        self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self.tells_first = False
         """An unstreamed answer comes whole."""
         self.is_up = False
@@ -135,6 +139,13 @@ class RemoteEngine:
         """Return the present instant."""
         return self._clock.now()
 
+    def note(self, fault: str) -> None:
+        """Tell operators what keeps it from answering: the same once a minute, another once a second."""
+        now = self.now()
+        if now >= later(self._told_at, DurationNs(NS_PER_S) if fault != self._fault else _AGAIN_NS):
+            self._fault, self._told_at = fault, now
+            _log.warning("engine %s: %s", self.name, fault)
+
     def over(self, attempt: AttemptId, ending: Ending, error: UpstreamError | None) -> None:
         """An attempt ended; one that found nobody there takes the engine down, and ends with it.
 
@@ -161,6 +172,7 @@ class RemoteEngine:
                 self.tell.up(self)
             return
         self._failures += 1
+        self.note(str(result.error or f"its health is {result.status}"))
         if self._failures >= FAILURES or isinstance(result.error, UnreachableError):
             self._fall()
 
@@ -219,6 +231,8 @@ class _Flight:
                 self._hand_whole(self._body, result)
         elif error is None and self._status in _BLAMED:
             refusal = Refusal(status=self._status, body=self._body or b"")
+        else:
+            self._engine.note(str(error or f"it answers {self._status}"))
         ending = Ending(
             outcome=outcome,
             usage=result.usage,
