@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -120,3 +121,21 @@ def test_an_unknown_profile_is_named() -> None:
 def test_what_is_not_served_yet_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="one answer a request"):
         serve(port=0, sets=("deployment.models.0.fan_out_limit=2",))
+
+
+def test_as_many_files_may_be_open_as_are_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReachedError(Exception):
+        pass
+
+    def reached(*_: object) -> None:
+        raise ReachedError
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr("headrace.cli.serve.listen", reached)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        with pytest.raises(ReachedError):
+            serve(port=0)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from headrace.model.deployment import PoolSpec
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _DEMO = "demo"
+_FILES = 65_536
+"""Open at most: three for each of 20,000 callers."""
 _BROKEN = "headrace: stopped by a bug of its own; see above"
 
 Config = Annotated[
@@ -147,6 +150,7 @@ def _run(
     heir: Heir | None,
 ) -> tuple[bool, int | None]:
     """Listen and serve; return whether it ended well, and the process that serves on."""
+    _open_more_files()
     with (
         _listener(settings, heir) as sock,
         _admin_listener(settings, heir) as admin_sock,
@@ -156,6 +160,14 @@ def _run(
             _show_audit()
         socks = (sock, admin_sock)
         return runner.run(_serve(settings, socks, key, reread, second, heir))
+
+
+def _open_more_files() -> None:
+    """Take all the files that we may have open: each caller is one, and shells grant 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _demo_key(heir: Heir | None) -> str:

@@ -25,7 +25,7 @@ class UpstreamError(Exception):
 
 
 class PoolFullError(UpstreamError):
-    """As many connections as allowed are busy; nothing was sent."""
+    """As many connections as allowed are busy, or as this machine can have; nothing was sent."""
 
     retryable = True
 

@@ -1,6 +1,7 @@
 """Connections: used again or not, tried again or not, bounded, never leaked."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -212,6 +213,21 @@ async def test_a_server_that_is_down_is_told_apart(scene: Scene) -> None:
 
 
 # Bounds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacks", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+async def test_what_this_machine_lacks_is_not_blamed_on_the_server(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, lacks: int
+) -> None:
+    async def dial(*_: Any, **__: Any) -> None:
+        raise OSError(lacks, "none left")
+
+    server = await scene.server(answers(OK))
+    pool = scene.pool(server)
+    monkeypatch.setattr(pool, "_dial", dial)
+    assert isinstance((await scene.get(pool))[1].error, PoolFullError)
+    monkeypatch.undo()
+    assert (await scene.get(pool))[1].error is None
 
 
 async def test_a_full_pool_says_so_at_once(scene: Scene) -> None:

@@ -6,6 +6,7 @@ connection itself.
 """
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Sequence
 from functools import partial
@@ -15,10 +16,12 @@ from msgspec import Struct
 from headrace.adapters.upstream.connection import Connection
 from headrace.adapters.upstream.exchange import Exchange, Listener, Request
 from headrace.ports.clock import Clock, Timer
-from headrace.ports.upstream import LostError, PoolFullError, UnreachableError
+from headrace.ports.upstream import LostError, PoolFullError, UnreachableError, UpstreamError
 from headrace.units import NS_PER_S, DurationNs, later
 
 _OURS = {b"host", b"content-length", b"connection", b"transfer-encoding", b"expect", b"upgrade"}
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""What a connection fails with for want of files, memory or ports of our own."""
 
 
 class Origin(Struct, frozen=True, kw_only=True):
@@ -182,7 +185,7 @@ class Pool:
             elif not isinstance(error, OSError | UnicodeError):
                 raise error
             elif wanted:
-                exchange.failed(UnreachableError(f"no connection: {error!r}"))
+                exchange.failed(_unmade(error))
         self._dial_more()
 
     def _use(self, connection: Connection, exchange: Exchange | None) -> None:
@@ -241,6 +244,13 @@ class Pool:
         assert request.path.startswith("/"), f"no path: {request.path}"
         assert " " not in request.path, f"a space in {request.path}"
         return head + b"\r\n"
+
+
+def _unmade(error: OSError | UnicodeError) -> UpstreamError:
+    """Return why there is no connection: what this machine ran out of says nothing of the server."""
+    if isinstance(error, OSError) and error.errno in _SHORT:
+        return PoolFullError(f"none can be made here: {error!r}")
+    return UnreachableError(f"no connection: {error!r}")
 
 
 def _fixed_headers(origin: Origin) -> bytes:
