@@ -198,6 +198,14 @@ def test_a_stream_that_is_cut_short_keeps_what_it_had_shown(cut: Any, told: bool
     invariants.over(made.plane)
 
 
+def test_who_leaves_an_answer_in_one_piece_pays_for_the_prompt_that_was_worked_on() -> None:
+    made = Driver(LIMITED)
+    request, attempt = sent(made)
+    made.first(attempt)  # taken to have come: nothing of the answer is seen before its end
+    made.leave(request)
+    assert level(made) == 100_000 - 1_001
+
+
 def test_a_replica_that_is_lost_cuts_each_stream_where_it_was() -> None:
     made = Driver()
     (one, first), (two, second), _ = (sent(made, tokens=100) for _ in range(3))

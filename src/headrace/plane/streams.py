@@ -92,8 +92,10 @@ def caller_left(m: Machine, event: CallerLeft, now: InstantNs) -> None:
         dispatch.leave(m, live, known, now)
         timing = NO_STREAM
     else:
+        # An answer in one piece shows nothing before its end: its prompt was worked on all the same.
+        seen = timing.tokens or int(live.phase is Phase.STREAMING)
         _cancel(m, known, live)
-        _close(m, known, live, seen=timing.tokens)
+        _close(m, known, live, seen=seen)
     m.conclude(live, now, Outcome.CLIENT_CANCEL, timing=timing)
     dispatch.run(m, live.model, known, now)
 
