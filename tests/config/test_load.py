@@ -417,3 +417,11 @@ def test_only_plain_values_are_planted() -> None:
     assert planted({"a": (1, None)}, Origin("here")).plain() == {"a": [1, None]}
     with pytest.raises(TypeError, match="object"):
         planted(object(), Origin("here"))
+
+
+def test_an_address_with_a_password_in_it_is_not_repeated() -> None:
+    """It is refused, and whoever reads the log must not learn it."""
+    with pytest.raises(ConfigError) as refused:
+        parse(BASE + 'upstreams: [{url: "http://me:hunter2@host:1", pool: p}]\n', Settings, "d")
+    assert "url" in str(refused.value)
+    assert "hunter2" not in str(refused.value)

@@ -23,6 +23,8 @@ T = TypeVar("T")
 _PROFILE_SUFFIXES = (".yaml", ".yml", ".json")
 SECRETS = frozenset({"hash", "key", "secret", "token", "password"})
 """Fields whose text is never repeated, in errors or anywhere else."""
+_UNSHOWN = SECRETS | {"url"}
+"""Those, and addresses: one that is refused may be so for the password in it."""
 _SHOWN_MAX = 40
 _LISTED_MAX = 16
 _AT = re.compile(r" - at `(\$[^`]*)`$")
@@ -203,7 +205,7 @@ def _own_fault(node: Node, type_: Any, path: str, text: str) -> Fault:
     hint = f"one of {', '.join(words)}" if words else ""
     last = path.rpartition(".")[2]
     scalar = not isinstance(deepest.content, dict | list | None)
-    if not words and scalar and " got " not in message and last not in SECRETS:
+    if not words and scalar and " got " not in message and last not in _UNSHOWN:
         hint = f"got {_shown(deepest.content)}"
     return Fault(deepest.origin, message, path + below, hint)
 

@@ -338,6 +338,7 @@ class Gateway:
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="error",  # outsiders must not fill the log with what cannot be read
             server_header=False,
             backlog=_BACKLOG,  # it listens anew
             proxy_headers=False,  # a caller's word for its address would unlock the wrong-key limit
