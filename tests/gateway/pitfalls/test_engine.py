@@ -102,7 +102,8 @@ async def test_death_within_a_large_frame_is_a_cut(
     await world.until(lambda: caller.over)
     assert (caller.answer.body, caller.answer.whole) == (WORD + large, False)
     assert world.gateway.driver.outcomes == {"error": 1}
-    assert not caplog.records
+    (told,) = caplog.records
+    assert (told.name, told.levelname) == ("headrace.adapters.engines.remote", "WARNING")
 
 
 async def test_a_cut_is_no_clean_end_even_where_the_end_is_the_connections(world: World) -> None:
