@@ -249,3 +249,19 @@ async def test_headers_say_whether_and_when_to_repeat_and_whose_fault_it_is(name
         assert seconds >= 1
         assert (seconds - 1) * 1_000 < millis <= seconds * 1_000
     await world.finish()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_tells_how_long_it_took_and_by_which_model(*, stream: bool) -> None:
+    world = World()
+    caller = world.ask(stream=stream)
+    await reach(world.gateway.clock, 250)
+    world.engine.say("one")
+    if not stream:
+        await reach(world.gateway.clock, 750)
+    world.engine.end()
+    await caller.done()
+    assert caller.headers["openai-processing-ms"] == ("250" if stream else "750")
+    assert caller.headers["x-headrace-attempts"] == "1"
+    assert caller.headers["x-headrace-model-revision"] == "1"
+    world.gateway.finish()

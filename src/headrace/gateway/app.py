@@ -103,6 +103,12 @@ class App:
         """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
+        self._revisions = {
+            name: spec.revision.encode()
+            for spec in models
+            for name in (spec.name, *spec.aliases)
+            if spec.revision.isascii() and spec.revision.isprintable()
+        }
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
@@ -205,6 +211,9 @@ class App:
         request, ask = self._request(exchange, tenant, asked, content)
         stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
+        revision = self._revisions.get(asked.model)
+        if revision is not None:
+            exchange.headers.append((b"x-headrace-model-revision", revision))
         exchange.headers += rate_headers(self._driver.plane, tenant)
         if self._observed is not None and (would := self._observed(request.id)) is not None:
             exchange.headers.append((b"x-headrace-observed", would.encode()))

@@ -223,6 +223,7 @@ class Driver:
             )
         )
         if ending.outcome is Outcome.SUCCESS:
+            self._clocked(flight.stream)
             flight.stream.finish(Done())
         elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
             flight.stream.finish(edge(Edge.UPSTREAM))
@@ -377,12 +378,18 @@ class Driver:
         else:
             flight.engine.resume(attempt)
 
+    def _clocked(self, stream: Stream) -> None:
+        """Note how long its caller waited: for the first token, or for all of an answer."""
+        if not (stream.ask.stream and stream.took_ns):
+            stream.took_ns = DurationNs(self._now() - stream.arrived_at)
+
     def _count(self, attempt: AttemptId, flight: Flight) -> None:
         first = not flight.told
         flight.told = self._moved[attempt] = flight.meter.tokens
         if self._tick_at is None:
             self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
         if first:
+            self._clocked(flight.stream)
             self._post(FirstToken(attempt))
 
     def _shown(self, stream: Stream) -> StreamTiming:

@@ -145,6 +145,8 @@ class Exchange:
             *self.headers,
             (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
             (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
+            (b"x-headrace-attempts", b"1"),
+            (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
         ]
 
 

@@ -55,6 +55,8 @@ class Stream:
         self.decision: DecisionId | None = None
         """The admission decision, once it was sent to a replica."""
         self.queue_ns = DurationNs(0)
+        self.took_ns = DurationNs(0)
+        """From arrival to the first token of a stream, or to the end of a whole answer."""
         self.attempt: AttemptId | None = None
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
