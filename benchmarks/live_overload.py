@@ -5,6 +5,7 @@ capacity. How long a refusal takes is measured inside the server, from taking th
 the last byte to the kernel. A run in which the event loop lagged is repeated, three times at most.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,9 @@ class Refusals(Struct):
     def watch(self, gateway: Gateway) -> None:
         """Have a gateway that does not serve yet tell of its refusals."""
         config = gateway.server.config
-        assert isinstance(config.http, type), "the gateway brings its own connections"
-        config.http = timed(config.http, self.took.append)
+        if not config.loaded:
+            config.load()
+        config.http_protocol_class = timed(config.http_protocol_class, self.took.append)
 
 
 def timed(connection: type[Any], note: Callable[[int], None]) -> type[Any]:
@@ -79,7 +81,7 @@ def run(quick: bool) -> Result:
             live, took = _valid(capacity * load, duration_s)
             lag = max(lag, to_ms(live.loop_lag_p99_ns))
             goodput[load] = max(goodput.get(load, 0.0), _met_work(live))
-            p99 = to_ms(nearest_rank(sorted(took), 99)) if took else 0.0
+            p99 = to_ms(nearest_rank(sorted(took), 99)) if took else math.nan  # holds no claim
             if load == LOADS[-1]:
                 refused_p99.append(p99)
             table.append(_row(live, load, p99, len(took)))

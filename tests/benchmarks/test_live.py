@@ -1,12 +1,14 @@
 """What the live benchmarks claim, and how they measure inside the server."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import uvicorn
 
 from benchmarks import parity
-from benchmarks.live_overload import timed
+from benchmarks.live_overload import Refusals, timed
 from headrace.cli.parity import ParityReport, Replayed, SeedRun
 from headrace.report.parity import parity as judged
 from headrace.report.summary import summarise
@@ -102,3 +104,16 @@ def test_the_example_is_what_is_measured() -> None:
 
     assert shown.deployment == measured.deployment
     assert shown.mix == measured.mix
+
+
+def test_a_gateway_whose_server_is_set_up_already_is_watched_all_the_same() -> None:
+    """What a server was told before counts no more once it has loaded."""
+    config = uvicorn.Config(
+        lambda *_: None, http=cast("Any", Connection), ws="none", log_config=None
+    )
+    config.load()
+    gateway = SimpleNamespace(server=SimpleNamespace(config=config))
+    Refusals(took=[]).watch(cast("Any", gateway))
+    made: type[Any] = config.http_protocol_class
+    assert made is not Connection
+    assert issubclass(made, Connection)
