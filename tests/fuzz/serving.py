@@ -23,6 +23,8 @@ from tests.gateway.scenes import assert_books_closed, deployment, keys
 
 BUDGET_S = float(os.environ.get("HEADRACE_FUZZ_S", "2"))
 """Seconds for each target."""
+LEAST = 25
+"""Examples for each target at the least, on however busy a machine."""
 PATIENCE_S = 0.15
 """What a caller gets to send a head, or a body."""
 HANG_S = 5.0
@@ -40,7 +42,7 @@ def explore(strategy: SearchStrategy[T], holds: Callable[[T], None]) -> int:
 
     def one(example: T) -> None:
         nonlocal tried, failed
-        if not failed and time.monotonic() > end:
+        if not failed and tried >= LEAST and time.monotonic() > end:
             return  # one that failed is made small, however long that takes
         tried += 1
         try:
@@ -49,7 +51,7 @@ def explore(strategy: SearchStrategy[T], holds: Callable[[T], None]) -> int:
             failed = True
             raise
 
-    while time.monotonic() < end:
+    while tried < LEAST or time.monotonic() < end:
         bounded = settings(
             max_examples=100,
             deadline=None,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.ports.engine import Route
-from tests.fuzz.serving import Front, explore, fronted, whole
+from tests.fuzz.serving import LEAST, Front, explore, fronted, whole
 from tests.gateway.scenes import KEYS, MODEL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
@@ -261,5 +261,5 @@ def test_requests_of_any_bytes() -> None:
     with fronted() as front:
         front.engine.says = whole(b"{}")
         tried = explore(CONNECTIONS, lambda one: front.run(talk(front, one)))
-        assert tried > 3
+        assert tried >= LEAST
         assert front.engine.asked, "some must be valid"

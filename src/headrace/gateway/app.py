@@ -20,14 +20,12 @@ from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.failures import Failures
 from headrace.gateway.http import (
-    HEAD_BYTES_MAX,
     CallerGoneError,
     Receive,
     Scope,
     Send,
     TooLargeError,
     TooSlowError,
-    head_bytes,
     read_body,
     watching,
 )
@@ -157,8 +155,6 @@ class App:
             self.refusals[fault.detail.reason] += 1
 
     async def _route(self, exchange: Exchange) -> None:
-        if head_bytes(exchange.scope) > HEAD_BYTES_MAX:
-            raise RefusedError(edge(Edge.HEAD_TOO_LARGE))
         known = self._routes.get(exchange.scope["path"])
         if known is None:
             raise RefusedError(edge(Edge.NO_SUCH_PATH))
@@ -292,9 +288,8 @@ class App:
 
     def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
-        for name, _ in exchange.scope["headers"]:
-            if name in _UNTRUSTED:
-                self.ignored[_UNTRUSTED[name]] += 1
+        for name in _UNTRUSTED.keys() & exchange.told.keys():
+            self.ignored[_UNTRUSTED[name]] += 1
         value = exchange.header(*_OBJECTIVE)
         if not value:
             return None

@@ -22,7 +22,17 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.gateway.errors import EDGES, Edge, body, edge, headers
-from headrace.gateway.http import CUT, HEAD_BYTES_MAX, LEFT, WRITE, Receive, Scope, Send, gone
+from headrace.gateway.http import (
+    ARRIVED,
+    CUT,
+    HEAD_BYTES_MAX,
+    LEFT,
+    WRITE,
+    Receive,
+    Scope,
+    Send,
+    gone,
+)
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
 from headrace.units import MIB
 
@@ -148,11 +158,12 @@ class Connection(HttpToolsProtocol):
             return
         if self._reading is _Reading.NOTHING:
             self._reading = _Reading.HEAD
-            self._wait()
         before = self._heads
         self._arriving += len(data)
         self._read = data
         super().data_received(data)
+        if self._reading is _Reading.HEAD and self._alarm is None and not self.is_hung_up:
+            self._wait()
         if self._reading is _Reading.NOTHING or self._heads != before:
             self._arriving = 0
         elif self._arriving > self.head_bytes_max and self._deaf is None:
@@ -182,7 +193,7 @@ class Connection(HttpToolsProtocol):
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
-        self._wait()
+        self._rest()  # anew, if more of the head than this is to come
 
     def on_url(self, url: bytes) -> None:
         """Take some of the path."""
@@ -274,7 +285,9 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle = next((one for one in self._cycles if one.scope is scope), None)
+        cycle = self._cycles[-1] if self._cycles else None
+        if cycle is None or cycle.scope is not scope:
+            cycle = next((one for one in self._cycles if one.scope is scope), None)
         if cycle is None:
             return  # refused by what came with its head
 
@@ -289,10 +302,11 @@ class Connection(HttpToolsProtocol):
 
         extensions = scope["extensions"]
         extensions[WRITE] = {"write": partial(self._write, cycle)}
+        extensions[ARRIVED] = {"all": lambda: not cycle.more_body}
         try:
             await self._given(scope, receive, sent)
         finally:
-            del extensions[WRITE]
+            del extensions[WRITE], extensions[ARRIVED]
 
     def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         """Write a chunk of the answer under way, unless its caller is slow, gone, or knows no chunks."""

@@ -7,6 +7,7 @@ that whatever fails before still has a status of its own (ADM-5).
 import asyncio
 import secrets
 from collections.abc import Callable
+from itertools import count
 
 from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
 from headrace.gateway.http import (
@@ -16,7 +17,6 @@ from headrace.gateway.http import (
     answer,
     begin_events,
     cut,
-    header,
     send_events,
     writer,
 )
@@ -29,6 +29,8 @@ KEEP_ALIVE_S = 10.0
 """Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
 COMMENT = b": keep-alive\n\n"
 _ID_MAX = 128
+_PROCESS, _NUMBERS = secrets.token_hex(10).encode(), count(1)
+"""What ids that we mint are made of: no two processes draw the same, no process counts twice."""
 _PRINTABLE = range(0x21, 0x7F)
 
 
@@ -41,7 +43,9 @@ class Exchange:
         """Take the request's id over, or mint one; `below(n)` draws from 0 to n-1."""
         self._below = below
         self.scope, self.receive, self.send = scope, receive, send
-        self.headers: Headers = [(b"x-request-id", _request_id(scope))]
+        self.told: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        """The caller's headers; of one that is told twice, the first."""
+        self.headers: Headers = [(b"x-request-id", _request_id(self.told.get(b"x-request-id")))]
         self.route: Route | None = None
         """In whose words errors are told."""
         self.refused: Fault | None = None
@@ -51,7 +55,10 @@ class Exchange:
 
     def header(self, *names: bytes) -> bytes | None:
         """Return the value of the leftmost of the names that is there."""
-        return header(self.scope, *names)
+        for name in names:
+            if (value := self.told.get(name)) is not None:
+                return value
+        return None
 
     async def content(self, body: bytes, status: int = 200) -> None:
         """Answer with JSON that no admission was needed for."""
@@ -150,9 +157,8 @@ class Exchange:
         ]
 
 
-def _request_id(scope: Scope) -> bytes:
+def _request_id(told: bytes | None) -> bytes:
     """Return the caller's own id if it is short and plain, else a fresh one."""
-    told = header(scope, b"x-request-id")
     if told and len(told) <= _ID_MAX and all(byte in _PRINTABLE for byte in told):
         return told
-    return b"req-%s" % secrets.token_hex(16).encode()
+    return b"req-%s%012x" % (_PROCESS, next(_NUMBERS))

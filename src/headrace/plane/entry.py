@@ -20,7 +20,7 @@ from headrace.model.ids import (
 )
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
-from headrace.plane.dispatch import leave, relist
+from headrace.plane.dispatch import at_once, leave, relist
 from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
@@ -39,7 +39,7 @@ from headrace.units import (
 
 
 def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
-    """Decide on a request and either queue or refuse it (ADM-1..6).
+    """Decide on a request, and send, queue or refuse it (ADM-1..6).
 
     Returns the model whose backlog it changed, or None.
     """
@@ -83,7 +83,10 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         m.state.accounts.conclude(tally, row)
         return None
     tally.admitted += 1
-    _enqueue(m, asked, evidence, entry, record.decision_id, now)
+    live = _admitted(m, asked, evidence, entry, record.decision_id, now)
+    if at_once(m, asked.known, live, now):
+        return None
+    _enqueue(m, asked, live, now)
     return asked.model
 
 
@@ -201,14 +204,29 @@ class _Asked:
 
     def _wait(self, m: Machine, counter: int, now: InstantNs) -> WaitFacts:
         """Return the work ahead of a tenant whose counter stands at `counter`."""
-        known, settings = self.known, m.settings
-        backlog, rivals = known.backlog, settings.rivals(self.model, self.slo_class)
+        known, rate = self.known, 0
+        for pool in m.settings.serving(self.model, self.slo_class):
+            rate += known.rates[pool].micro() * known.fleet.ready.get(pool, 0)
+        if not known.backlog.size:
+            return WaitFacts(
+                backlog_ns=WorkNs(0),
+                own_ahead_ns=WorkNs(0),
+                debt_ns=WorkNs(0),
+                weights=self.weight,
+                own_weight=self.weight,
+                rate_micro=rate,
+            )
+        return self._wait_behind(m, counter, rate, now)
+
+    def _wait_behind(self, m: Machine, counter: int, rate: int, now: InstantNs) -> WaitFacts:
+        """Return the work ahead where others wait already; `rate` is that of the ready replicas."""
+        settings, backlog = m.settings, self.known.backlog
         key = settings.order.key(self.latest_start(now), self.request.id)
         mine = backlog.tenants.get(self.request.tenant)
         price, turn = settings.prices[self.model], settings.order.turn(counter, key)
         total = ahead = debt = 0
         weights = self.weight
-        for name in rivals:
+        for name in settings.rivals(self.model, self.slo_class):
             total += backlog.work.get(name, 0)
             class_weight = settings.classes[name].weight
             if turn == counter:  # else turns go by something else than counters
@@ -218,16 +236,13 @@ class _Asked:
             if queue is not None:
                 ahead += queue.ready.ahead(key, self.request.id)
                 weights -= self.weight if queue.urgent else 0
-        pools = settings.serving(self.model, self.slo_class)
         return WaitFacts(
             backlog_ns=WorkNs(total),
             own_ahead_ns=WorkNs(ahead),
             debt_ns=WorkNs(debt),
             weights=weights,
             own_weight=self.weight,
-            rate_micro=sum(
-                known.rates[pool].micro() * known.fleet.ready.get(pool, 0) for pool in pools
-            ),
+            rate_micro=rate,
         )
 
 
@@ -267,51 +282,59 @@ def _survey(
         if facts is not None:
             views.append(view(replica, loads[replica.incarnation], facts, wanted, now))
     m.surveyed = asked.request.id, {one.replica: one for one in views}
-    live = [pool for pool in serving if pool in fleet.ready]
-    largest = max(serving[pool].blocks_total for pool in live or serving)
-    return sum(fleet.ready[pool] for pool in live), largest, tuple(views), rest
+    ready = largest = unready = 0
+    for pool, facts in serving.items():
+        there, total = fleet.ready.get(pool, 0), facts.blocks_total
+        ready += there
+        if there:
+            largest = max(largest, total)
+        unready = max(unready, total)
+    return ready, Blocks(largest or unready), tuple(views), rest
 
 
-def _enqueue(
+def _admitted(  # noqa: PLR0913 - what it is made of
     m: Machine,
     asked: _Asked,
     evidence: EntryEvidence,
     entry: Entry,
     decision: DecisionId,
     now: InstantNs,
-) -> None:
-    """Reserve quota, queue the request and make room if its class is full."""
-    request, backlog = asked.request, asked.known.backlog
+) -> Live:
+    """Reserve quota for a request that was let in, and keep its books from here on."""
+    request, bounds, known = asked.request, asked.bounds, asked.known
     m.state.ledger.hold(request.id, asked.tenant, evidence.budget.tokens_needed, now)
     latest = asked.latest_start(now)
-    key = m.settings.order.key(latest, request.id)
     bound = FAR if asked.ttft_ns is None else asked.ttft_ns
-    m.state.live[request.id] = Live(
+    live = m.state.live[request.id] = Live(
         request=request,
         model=asked.model,
         slo_class=asked.slo_class,
         demand=asked.demand,
-        bounds=asked.bounds,
+        bounds=bounds,
         entry=entry,
         decision=decision,
         revision=m.state.revision,
         deadline=later(now, bound),
         latest_start=latest,
-        key=key,
+        key=m.settings.order.key(latest, request.id),
         first_ns=asked.first_ns,
     )
     lend = m.settings.order.lend_after_ns
     if lend is not None and bound <= lend:
-        asked.known.pace.forget(now)
-        asked.known.pace.add(asked.slo_class, asked.demand.work_p50_ns)
+        known.pace.forget(now)
+        known.pace.add(asked.slo_class, asked.demand.work_p50_ns)
+    return live
+
+
+def _enqueue(m: Machine, asked: _Asked, live: Live, now: InstantNs) -> None:
+    """Queue a request and make room if its class is full."""
+    tenant, backlog = live.request.tenant, asked.known.backlog
     least = backlog.least()
-    place = (key, int(request.id))
-    idle = backlog.add(
-        request.tenant, asked.weight, asked.slo_class, place, asked.demand.work_p50_ns
-    )
+    place = (live.key, int(live.request.id))
+    idle = backlog.add(tenant, asked.weight, asked.slo_class, place, asked.demand.work_p50_ns)
     if idle:
-        m.state.ledger.lift(asked.model, request.tenant, least)
-    relist(m, asked.model, asked.known, request.tenant, now)
+        m.state.ledger.lift(asked.model, tenant, least)
+    relist(m, asked.model, asked.known, tenant, now)
     if backlog.queued.get(asked.slo_class, 0) > asked.class_spec.queue:
         _push_out(m, asked.known, asked.slo_class, now)
 

@@ -127,8 +127,7 @@ class Fleet(Struct):
         cost_us = (load.pending_prefill_ns + extra * _TYPICAL_STEPS // PS_PER_NS) // 1_000
         rank = (min(cost_us, (1 << 30) - 1) << _RANK_BITS) + replica.last_used % (1 << _RANK_BITS)
         if rank != replica.rank:
-            self.ranking.remove(replica.rank, replica.name)
-            self.ranking.add(rank, replica.name)
+            self.ranking.move(replica.rank, rank, replica.name)
             replica.rank = rank
 
     def cheapest(self) -> Iterator[Replica]:

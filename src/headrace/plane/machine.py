@@ -122,6 +122,9 @@ NOT_SURVEYED: Survey = (None, {})
 class Machine:
     """One plane's state and what the present event makes it want."""
 
+    settings: Resolved
+    """The resolved configuration; there is none before the first `ConfigChanged`."""
+
     def __init__(self, state: PlaneState) -> None:
         """Take over a state, fresh or thawed."""
         self.state = state
@@ -129,14 +132,14 @@ class Machine:
         self.surveyed = NOT_SURVEYED
         """The request just decided on and the replicas as seen for it, until anything is booked:
         most are sent in the same breath, and need not be looked at twice."""
-        self.resolved: Resolved | None = None
+        self.configured = False
         self.prefixes: dict[ModelName, PrefixIndex] = {}
         if state.config:
             self.configure(Resolved(decode(state.config)))
 
     def configure(self, resolved: Resolved) -> None:
         """Decide by a configuration from here on; models it adds start empty."""
-        self.resolved = resolved
+        self.settings, self.configured = resolved, True
         for model in resolved.config.models:
             name = ModelName(model.name)
             known = self.state.models.get(name)
@@ -148,12 +151,6 @@ class Machine:
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
                 known.rates[pool] = before.get(pool) or Rate.starting(facts.spec.work_rate)
-
-    @property
-    def settings(self) -> Resolved:
-        """The resolved configuration; an event before the first `ConfigChanged` is a bug."""
-        assert self.resolved is not None, "the first event must be ConfigChanged"
-        return self.resolved
 
     def ignore(self, kind: str) -> None:
         """Count an event that has no effect."""

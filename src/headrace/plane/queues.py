@@ -169,7 +169,7 @@ class Backlog(Struct):
         for slo_class, queue in mine.classes.items():
             head = queue.ready.first()
             first = head[0] if head is not None else 0
-            urgent = head is not None and (lend is None or first - now <= lend)
+            urgent = head is not None and not is_patient(order, first, now)
             if head is not None and order.relegates:
                 at = first + 1 if urgent or lend is None else first - lend
                 change = at if change is None or at < change else change
@@ -275,6 +275,12 @@ class Backlog(Struct):
         if ranked is None:
             ranked = listing[slo_class] = Ranked()
         return ranked
+
+
+def is_patient(order: Order, key: int, now: InstantNs) -> bool:
+    """Return whether a request with this key can wait so long that its tenant lends its turn."""
+    lend = order.lend_after_ns
+    return lend is not None and key - now > lend
 
 
 def _first(

@@ -60,6 +60,21 @@ class Ranked(Struct, Generic[K]):
             del self.runs[at], self.weights[at], self.sums[at]
         return weight
 
+    def move(self, old: int, new: int, ident: K) -> None:
+        """Give a pair another key; cheap if that leaves it where it stands."""
+        pair, moved = (old, ident), (new, ident)
+        at = self._run_of(pair)
+        assert at < len(self.runs), f"{pair} is not there"
+        run = self.runs[at]
+        place = bisect_left(run, pair)
+        assert run[place] == pair, f"{pair} is not there"
+        last = len(run) - 1
+        if 0 < place < last or len(self.runs) == 1:  # else its neighbours are in other runs
+            if (not place or run[place - 1] < moved) and (place == last or moved < run[place + 1]):
+                run[place] = moved
+                return
+        self.add(new, ident, self.remove(old, ident))
+
     def first(self) -> tuple[int, K] | None:
         """Return the smallest pair, or None."""
         return self.runs[0][0] if self.runs else None

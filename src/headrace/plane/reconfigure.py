@@ -22,9 +22,9 @@ from headrace.units import InstantNs
 def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     """Decide by a new configuration from here on."""
     fresh, state = Resolved(decode(event.config)), m.state
-    if m.resolved is not None:
+    if m.configured:
         _retire(m, fresh, now)
-    recost = m.resolved is not None and m.resolved.config.fairness != fresh.config.fairness
+    recost = m.configured and m.settings.config.fairness != fresh.config.fairness
     m.configure(fresh)
     if recost:
         for model, price in fresh.prices.items():

@@ -6,6 +6,7 @@ request's true length before it ends.
 """
 
 from bisect import bisect_left, insort
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -35,9 +36,7 @@ class OutputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def groups_of(self, tenant: str, slo_class: str, model: str, prompt: int) -> tuple[str, ...]:
         """Return a request's groups, finest first; prompts are bucketed by powers of two."""
-        by_class = f"{model}|{slo_class}"
-        by_tenant = f"{by_class}|{tenant}"
-        return f"{by_tenant}|{prompt.bit_length()}", by_tenant, by_class, model
+        return _groups(tenant, slo_class, model, prompt.bit_length())
 
     def predict(self, state: "OutputState", groups: tuple[str, ...]) -> tuple[int, int]:
         """Return (p50, p90) of the finest group that has seen enough, else the prior."""
@@ -58,6 +57,13 @@ class OutputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             seen.add(tokens, self.window)
         while len(windows) > self.groups:
             del windows[next(iter(windows))]
+
+
+@lru_cache(maxsize=4_096)  # each request asks twice, and most are like one before
+def _groups(tenant: str, slo_class: str, model: str, bucket: int) -> tuple[str, ...]:
+    by_class = f"{model}|{slo_class}"
+    by_tenant = f"{by_class}|{tenant}"
+    return f"{by_tenant}|{bucket}", by_tenant, by_class, model
 
 
 class Window(Struct):
