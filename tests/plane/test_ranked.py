@@ -39,6 +39,14 @@ class AgainstSortedList(RuleBasedStateMachine):
         assert self.ranked.remove(*pair) == self.weights.pop(pair)
 
     @precondition(lambda self: self.pairs)
+    @rule(share=st.floats(0, 1, exclude_max=True), key=st.integers(-20, 120))
+    def move(self, share: float, key: int) -> None:
+        old, ident = self.pairs.pop(int(share * len(self.pairs)))
+        self.ranked.move(old, key, ident)
+        insort(self.pairs, (key, ident))
+        self.weights[key, ident] = self.weights.pop((old, ident))
+
+    @precondition(lambda self: self.pairs)
     @rule(count=st.integers(1, 150))
     def drain(self, count: int) -> None:
         for pair in self.pairs[:count]:

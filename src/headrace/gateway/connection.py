@@ -19,9 +19,13 @@ from functools import partial
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
-from headrace.gateway.errors import EDGES, Edge, body, edge, headers
+from headrace.gateway.errors import EDGES, Edge, Headers, body, edge, headers
 from headrace.gateway.http import (
     ARRIVED,
     CUT,
@@ -197,15 +201,18 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take some of the path."""
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self.head_bytes_max:
+            self._fault = Edge.HEAD_TOO_LARGE
+            raise _Refused
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; those after the body are dropped, they are nobody's."""
         if self._reading is _Reading.BODY:
             return
-        self._count_head(len(name) + len(value) + 4)
-        if len(self.headers) == self.headers_max:
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self.head_bytes_max or len(self.headers) == self.headers_max:
             self._fault = Edge.HEAD_TOO_LARGE
             raise _Refused
         super().on_header(name, value)
@@ -301,12 +308,34 @@ class Connection(HttpToolsProtocol):
             await send(message)
 
         extensions = scope["extensions"]
-        extensions[WRITE] = {"write": partial(self._write, cycle)}
+        extensions[WRITE] = {
+            "write": partial(self._write, cycle),
+            "answer": partial(self._answer, cycle),
+        }
         extensions[ARRIVED] = {"all": lambda: not cycle.more_body}
         try:
             await self._given(scope, receive, sent)
         finally:
             del extensions[WRITE], extensions[ARRIVED]
+
+    def _answer(
+        self, cycle: RequestResponseCycle, status: int, fields: Headers, content: bytes
+    ) -> bool:
+        """Give a whole answer at once, if it is a plain case: uvicorn searches each header twice."""
+        if cycle.more_body or cycle.response_started or cycle.disconnected:
+            return False
+        if self.flow.write_paused or not cycle.keep_alive or self.transport.is_closing():
+            return False
+        if cycle.scope["method"] != "POST" or cycle.scope["http_version"] == HTTP_1_0:
+            return False
+        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *fields)]
+        head = STATUS_LINE[status] + b"".join(lines)
+        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 1, "a line break in a header"
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        self.transport.write(b"%b\r\n%b" % (head, content))
+        cycle.on_response()
+        return True
 
     def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         """Write a chunk of the answer under way, unless its caller is slow, gone, or knows no chunks."""
@@ -409,12 +438,6 @@ class Connection(HttpToolsProtocol):
         return [cycle for cycle in self._cycles if not cycle.response_complete]
 
     # Bounds -----------------------------------------------------------------------------------
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.head_bytes_max:
-            self._fault = Edge.HEAD_TOO_LARGE
-            raise _Refused
 
     def _limit_flush(self) -> None:
         """Give what is still unsent, of what no more is added to, some time."""

@@ -8,6 +8,7 @@ A plane that fails an assertion is never asked again: everybody is told, and the
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from msgspec import Struct
 
@@ -65,8 +66,6 @@ class Flight(Struct):
     engine: EngineClient
     meter: Meter
     """What the engine noted: for ends of which no engine tells."""
-    guess: Timer | None = None
-    """When its first token is taken to come, where the engine tells of none before the whole."""
     told: int = 0
     """Tokens of it that the plane was, or at the next tick will be, told of."""
 
@@ -119,6 +118,9 @@ class Driver:
         self._streams: dict[RequestId, Stream] = {}
         self._flights: dict[AttemptId, Flight] = {}
         self._moved: dict[AttemptId, int] = {}
+        self._guesses: list[tuple[InstantNs, AttemptId]] = []
+        """A heap of when first tokens are taken to come, where the engine tells of none before the
+        whole answer; those of attempts that are over by then say nothing."""
         self.closed: Fault | None = None
         """What newcomers are told, once it takes none."""
         self.broken: Exception | None = None
@@ -353,10 +355,9 @@ class Driver:
         stream.sent(effect.decision, effect.attempt, self._last)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
-        flight = self._flights[attempt] = Flight(stream=stream, engine=engine, meter=meter)
+        self._flights[attempt] = Flight(stream=stream, engine=engine, meter=meter)
         if not (stream.ask.stream or engine.tells_first):
-            due = later(self._last, effect.first_ns)
-            flight.guess = self._clock.call_at(due, lambda: self._guess(attempt))
+            heappush(self._guesses, (later(self._last, effect.first_ns), attempt))
         stream.on_held = lambda held: self._hold(attempt, held=held)
         engine.submit(Call(dispatch=effect, request=stream.request, ask=stream.ask, meter=meter))
 
@@ -364,7 +365,6 @@ class Driver:
         """Take the first token of an unstreamed answer for made, so that the next may be sent."""
         flight = self._flights.get(attempt)
         if flight is not None and not flight.told and self.broken is None:
-            flight.guess = None
             flight.told = 1
             self._post(FirstToken(attempt))
 
@@ -409,10 +409,7 @@ class Driver:
     def _forget(self, attempt: AttemptId) -> Flight | None:
         """Know an attempt no more."""
         self._moved.pop(attempt, None)
-        flight = self._flights.pop(attempt, None)
-        if flight is not None and flight.guess is not None:
-            flight.guess.cancel()
-        return flight
+        return self._flights.pop(attempt, None)
 
     def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""
@@ -431,6 +428,7 @@ class Driver:
         for engine in self._engines.values():
             engine.close()
         self._poll_at = self._tick_at = None
+        self._guesses.clear()
         self._poll_ns = DurationNs(0)
         self._arm()
 
@@ -438,11 +436,14 @@ class Driver:
 
     def _arm(self) -> None:
         """Wake when the plane, the tick or the reports are due, whichever is first."""
-        stopped = self._poll_at is None
-        beside = None if stopped or self.shadow is None else self.shadow.next_timer()
-        due_here = None if stopped else self.plane.next_timer()
-        times = (due_here, beside, self._tick_at, self._poll_at)
-        due = min((when for when in times if when is not None), default=None)
+        due = self._poll_at
+        if due is not None:  # else it has stopped
+            due = _earlier(due, self.plane.next_timer())
+            due = _earlier(due, self._tick_at)
+            if self._guesses:
+                due = _earlier(due, self._guesses[0][0])
+            if self.shadow is not None:
+                due = _earlier(due, self.shadow.next_timer())
         if due == self._due:
             return
         if self._timer is not None:
@@ -458,6 +459,8 @@ class Driver:
             self._poll()
         if self._tick_at is not None and self._tick_at <= now:
             self._tick(now)
+        while self._guesses and self._guesses[0][0] <= now:
+            self._guess(heappop(self._guesses)[1])
         when = self.plane.next_timer()
         if when is not None and when <= now and self.broken is None:
             self._post(TimerDue())
@@ -477,3 +480,7 @@ class Driver:
         self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS) if self._flights else None
         if moved:
             self._post(ProgressTick(moved))
+
+
+def _earlier(one: InstantNs, other: InstantNs | None) -> InstantNs:
+    return one if other is None or one <= other else other

@@ -62,7 +62,7 @@ class Exchange:
 
     async def content(self, body: bytes, status: int = 200) -> None:
         """Answer with JSON that no admission was needed for."""
-        await answer(self.send, status, self.headers, body)
+        await answer(self.scope, self.send, status, self.headers, body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away a request that the plane never saw."""
@@ -72,7 +72,7 @@ class Exchange:
     async def _tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Answer with an error."""
         fields = [*self.headers, *headers(fault, self._below), *more]
-        await answer(self.send, fault.face.status, fields, body(fault, self.route))
+        await answer(self.scope, self.send, fault.face.status, fields, body(fault, self.route))
 
     async def whole(self, stream: Stream) -> None:
         """Answer in one piece."""
@@ -83,7 +83,7 @@ class Exchange:
             pieces.append(chunk.data)
             end = chunk.end
         if isinstance(end, Done):
-            await answer(self.send, 200, self._settled(stream), b"".join(pieces))
+            await answer(self.scope, self.send, 200, self._settled(stream), b"".join(pieces))
         else:
             await self._fail(stream, end)
 
@@ -140,7 +140,7 @@ class Exchange:
                 await self._tell(end)
             case Refusal():
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
-                await answer(self.send, end.status, fields, end.body)
+                await answer(self.scope, self.send, end.status, fields, end.body)
             case Cut() | Done():
                 await self._tell(edge(Edge.UPSTREAM))
             case Left():

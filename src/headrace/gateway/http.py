@@ -87,13 +87,16 @@ async def _piece(receive: Receive, pieces: list[bytes]) -> bool:
     return bool(message.get("more_body", False))
 
 
-async def answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
+async def answer(scope: Scope, send: Send, status: int, headers: Headers, body: bytes) -> None:
     """Send a whole answer in JSON."""
     fields = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *headers,
     ]
+    past = scope.get("extensions", {}).get(WRITE)
+    if past is not None and past["answer"](status, fields, body):
+        return
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
@@ -131,7 +134,8 @@ that tells spares each request a task that waits for it."""
 
 
 WRITE = "headrace.write"
-"""In a scope's extensions: how to `write` a piece of a body that has begun, past ASGI. False: not now."""
+"""In a scope's extensions, past ASGI: how to `write` a piece of a body that has begun, and how to
+`answer` (status, headers, body) a whole. False: not now, or not this one."""
 
 
 def writer(scope: Scope) -> Callable[[bytes], bool] | None:

@@ -292,7 +292,7 @@ def _survey(
     return ready, Blocks(largest or unready), tuple(views), rest
 
 
-def _admitted(  # noqa: PLR0913 - what it is made of
+def _admitted(
     m: Machine,
     asked: _Asked,
     evidence: EntryEvidence,

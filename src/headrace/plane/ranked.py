@@ -69,11 +69,12 @@ class Ranked(Struct, Generic[K]):
         place = bisect_left(run, pair)
         assert run[place] == pair, f"{pair} is not there"
         last = len(run) - 1
-        if 0 < place < last or len(self.runs) == 1:  # else its neighbours are in other runs
-            if (not place or run[place - 1] < moved) and (place == last or moved < run[place + 1]):
-                run[place] = moved
-                return
-        self.add(new, ident, self.remove(old, ident))
+        stays = 0 < place < last or len(self.runs) == 1  # else its neighbours are in other runs
+        stays = stays and (not place or run[place - 1] < moved)
+        if stays and (place == last or moved < run[place + 1]):
+            run[place] = moved
+        else:
+            self.add(new, ident, self.remove(old, ident))
 
     def first(self) -> tuple[int, K] | None:
         """Return the smallest pair, or None."""

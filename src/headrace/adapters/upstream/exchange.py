@@ -284,7 +284,7 @@ class Exchange:
         headers = self._response.headers
         if any(n == b"content-type" and _is_events(value) for n, value in headers):
             self._scanner = scanner_for(self._route, hide_usage=self._hide_usage)
-        else:
+        elif not self._response.complete:
             self._progress(now)
         self._listener.on_head(self._response.status, headers)
 
@@ -292,7 +292,8 @@ class Exchange:
         """Take a piece of the body."""
         scanner = self._scanner
         if scanner is None:
-            self._progress(now)
+            if not self._response.complete:
+                self._progress(now)
             self._hold(body)
             return
         events, marks = scanner.events, scanner.marks

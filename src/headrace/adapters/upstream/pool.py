@@ -20,6 +20,8 @@ from headrace.ports.upstream import LostError, PoolFullError, UnreachableError, 
 from headrace.units import NS_PER_S, DurationNs, later
 
 _OURS = {b"host", b"content-length", b"connection", b"transfer-encoding", b"expect", b"upgrade"}
+_BEGUN_MAX = 64
+"""Beginnings of heads that are kept: a method and a path each, of which there are a dozen."""
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """What a connection fails with for want of files, memory or ports of our own."""
 
@@ -59,6 +61,7 @@ class Pool:
         self._origin, self._clock, self._limits = origin, clock, limits
         self._loop = asyncio.get_running_loop()
         self._fixed = _fixed_headers(origin)
+        self._begun: dict[tuple[str, str], bytes] = {}  # how heads begin: few, and often the same
         self._replaced = frozenset(name.lower() for name, _ in origin.headers)
         self._idle: dict[Connection, None] = {}  # the one used last comes last
         self._busy: dict[Connection, Exchange] = {}
@@ -230,20 +233,30 @@ class Pool:
 
     def _head(self, request: Request) -> bytes:
         """Return a request's head; a line break in one of its parts is a bug of ours."""
-        lines = [f"{request.method} {request.path} HTTP/1.1\r\n".encode("ascii"), self._fixed]
-        fixed = self._fixed.count(b"\n")
+        asked = request.method, request.path
+        begun = self._begun.get(asked)
+        if begun is None:
+            begun = _begun(*asked) + self._fixed
+            if len(self._begun) < _BEGUN_MAX:
+                self._begun[asked] = begun
+        lines: list[bytes] = []
         for name, value in request.headers:
-            assert name.lower() not in _OURS, f"{name!r} is not the request's to say"
-            if name.lower() not in self._replaced:
+            lower = name.lower()
+            assert lower not in _OURS, f"{name!r} is not the request's to say"
+            if lower not in self._replaced:
                 lines.append(b"%s: %s\r\n" % (name, value))
         if request.body or request.method not in ("GET", "HEAD"):
             lines.append(b"content-length: %d\r\n" % len(request.body))
-        head = b"".join(lines)
-        breaks = len(lines) - 1 + fixed
-        assert head.count(b"\n") == head.count(b"\r") == breaks, "a line break in a header"
-        assert request.path.startswith("/"), f"no path: {request.path}"
-        assert " " not in request.path, f"a space in {request.path}"
-        return head + b"\r\n"
+        told = b"".join(lines)
+        assert told.count(b"\n") == told.count(b"\r") == len(lines), "a line break in a header"
+        return b"%b%b\r\n" % (begun, told)
+
+
+def _begun(method: str, path: str) -> bytes:
+    """Return the first line of a request."""
+    assert path.startswith("/"), f"no path: {path}"
+    assert not {" ", "\r", "\n"} & {*method, *path}, f"a break in {method} {path}"
+    return f"{method} {path} HTTP/1.1\r\n".encode("ascii")
 
 
 def _unmade(error: OSError | UnicodeError) -> UpstreamError:
