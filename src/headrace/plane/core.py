@@ -74,8 +74,6 @@ class Plane:
         out: list[Effect] = []
         machine.out = out
         machine.surveyed = NOT_SURVEYED
-        if not machine.configured:
-            assert isinstance(event, ConfigChanged), "the first event must be ConfigChanged"
         self._steps[type(event)](event, now)
         return out
 

@@ -1,6 +1,7 @@
 """State, resolved configuration and the effects of the event at hand: what the steps work on."""
 
 from collections import defaultdict
+from typing import Never
 
 from headrace.model.decision import Reason
 from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
@@ -136,6 +137,11 @@ class Machine:
         self.prefixes: dict[ModelName, PrefixIndex] = {}
         if state.config:
             self.configure(Resolved(decode(state.config)))
+
+    def __getattr__(self, name: str) -> Never:
+        """Tell what is wrong where there are no settings; a property would be asked too often."""
+        assert name != "settings", "the first event must be ConfigChanged"
+        raise AttributeError(name)
 
     def configure(self, resolved: Resolved) -> None:
         """Decide by a configuration from here on; models it adds start empty."""
