@@ -15,7 +15,7 @@ from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
-from headrace.gateway.http import CUT
+from headrace.gateway.http import WIRE
 from headrace.gateway.shadow import Shadow
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.engine import Snapshot, Usage
@@ -322,9 +322,10 @@ class Caller:
             "query_string": path.partition("?")[2].encode(),
             "client": (client, 50_000),
             "headers": [(name.encode(), value.encode()) for name, value in told.items()],
-            "extensions": {CUT: {"close": self._cut}},
+            "extensions": {WIRE: self},
         }
-        self.is_cut = False
+        self.is_cut = self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": content, "more_body": False})
         self.status: int | None = None
@@ -335,7 +336,19 @@ class Caller:
             app(scope, self._receive, self._send)
         )
 
-    def _cut(self) -> None:
+    # What a `Wire` does
+
+    @property
+    def has_all(self) -> bool:
+        return False
+
+    def answer(self, *_: object) -> bool:
+        return False  # over ASGI, as the rest
+
+    def write(self, _: bytes) -> bool:
+        return False
+
+    def cut(self) -> None:
         self.is_cut = True
         self._incoming.put_nowait({"type": "http.disconnect"})
 
@@ -355,7 +368,11 @@ class Caller:
 
     def leave(self) -> None:
         """Close the connection."""
+        self.is_gone = True
         self._incoming.put_nowait({"type": "http.disconnect"})
+        told, self.on_gone = self.on_gone, None
+        if told is not None:
+            told()
 
     async def moved(self) -> None:
         """Wait for the next thing that is sent."""

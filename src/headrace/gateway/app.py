@@ -31,6 +31,7 @@ from headrace.gateway.http import (
 )
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
+from headrace.gateway.stream import Stream
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import Request
@@ -197,30 +198,39 @@ class App:
                 self._limits.header_timeout_s,
             )
         with self._open:
-            await self._answer(exchange, tenant, _read(route, content), content)
+            stream = self._offered(exchange, tenant, route, content)
+            del content  # it is large, and a long stream need not keep it
+            await self._answer(exchange, stream)
 
-    async def _answer(
-        self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
-    ) -> None:
+    def _offered(
+        self, exchange: Exchange, tenant: TenantId, route: Route, content: bytes
+    ) -> Stream:
+        """Ask the plane for an answer."""
+        asked = _read(route, content)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
         request, ask = self._request(exchange, tenant, asked, content)
-        stream = self._driver.offer(request, ask)
-        exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
+        exchange.told.clear()  # nobody asks for them any more
         revision = self._revisions.get(asked.model)
         if revision is not None:
             exchange.headers.append((b"x-headrace-model-revision", revision))
-        exchange.headers += rate_headers(self._driver.plane, tenant)
-        if self._observed is not None and (would := self._observed(request.id)) is not None:
-            exchange.headers.append((b"x-headrace-observed", would.encode()))
+        return self._driver.offer(request, ask)
+
+    async def _answer(self, exchange: Exchange, stream: Stream) -> None:
+        """Pass the answer on, and have nobody work on it longer than it is waited for."""
+        request, told = stream.request, exchange.headers
         try:
-            with watching(exchange.scope, exchange.receive, lambda: self._driver.leave(request.id)):
-                if asked.stream and self._is_early(request):
-                    await exchange.early(stream)
-                elif asked.stream:
-                    await exchange.stream(stream)
-                else:
+            told.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
+            told += rate_headers(self._driver.plane, request.tenant)
+            if self._observed is not None and (would := self._observed(request.id)) is not None:
+                told.append((b"x-headrace-observed", would.encode()))
+            with watching(exchange.wire, lambda: self._driver.leave(request.id)):
+                if not stream.streamed:
                     await exchange.whole(stream)
+                elif self._is_early(request):
+                    await exchange.early(stream)
+                else:
+                    await exchange.stream(stream)
         finally:
             self._driver.leave(request.id)
 

@@ -14,9 +14,9 @@ import asyncio
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from enum import Enum, auto
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import (
@@ -26,17 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from headrace.gateway.errors import EDGES, Edge, Headers, body, edge, headers
-from headrace.gateway.http import (
-    ARRIVED,
-    CUT,
-    HEAD_BYTES_MAX,
-    LEFT,
-    WRITE,
-    Receive,
-    Scope,
-    Send,
-    gone,
-)
+from headrace.gateway.http import HEAD_BYTES_MAX, WIRE, Receive, Scope, Send
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
 from headrace.units import MIB
 
@@ -86,11 +76,61 @@ class _Polite:
             self.connection.cut()
 
 
+class _Line:
+    """One request's hold on its connection; see `Wire`."""
+
+    __slots__ = ("_connection", "cycle", "is_gone", "on_gone")
+
+    def __init__(self, connection: "Connection", cycle: RequestResponseCycle) -> None:
+        self._connection, self.cycle = connection, cycle
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def has_all(self) -> bool:
+        return not self.cycle.more_body
+
+    def write(self, data: bytes) -> bool:
+        cycle, connection = self.cycle, self._connection
+        if connection.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        return connection.written(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def answer(self, status: int, fields: Headers, content: bytes) -> bool:
+        cycle = self.cycle
+        if cycle.more_body or cycle.response_started or cycle.disconnected or not cycle.keep_alive:
+            return False
+        if cycle.scope["method"] != "POST" or cycle.scope["http_version"] == HTTP_1_0:
+            return False
+        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *fields)]
+        head = STATUS_LINE[status] + b"".join(lines)
+        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 1, "a line break in a header"
+        if self._connection.flow.write_paused:
+            return False
+        if not self._connection.written(b"%b\r\n%b" % (head, content)):
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+    def cut(self) -> None:
+        self._connection.cut()
+
+    def lose(self) -> None:
+        """Have its caller be gone."""
+        self.cycle.disconnected = self.is_gone = True
+        self.cycle.message_event.set()
+        told, self.on_gone = self.on_gone, None
+        if told is not None:
+            told()
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds."""
 
     # With attributes of ours in it, the dict of each connection would not share its keys with others'.
-    __slots__ = ("_alarm", "_cycles", "_given", "_head_bytes", "_heads", "_reading", "_stall")
+    __slots__ = ("_alarm", "_given", "_head_bytes", "_heads", "_lines", "_reading", "_stall")
 
     is_retired = False
     """Whether it closes after one more answer."""
@@ -116,7 +156,7 @@ class Connection(HttpToolsProtocol):
         self._given, self.app = self.app, self._guarded
         self._socket: asyncio.Transport
         self._polite: _Polite
-        self._cycles: list[RequestResponseCycle] = []
+        self._lines: list[_Line] = []
         self._reading = _Reading.HEAD
         self._heads = 0
         self._arriving = 0  # bytes of reads that made up one head, or that added nothing to a body
@@ -148,6 +188,7 @@ class Connection(HttpToolsProtocol):
         self.app = self._given  # its own method would keep it for the garbage collector
         self._unset_keepalive_if_required()
         self._polite.connection = None
+        self._lines = []  # they refer back
 
     def eof_received(self) -> None:
         """Take a caller that closed its sending side for gone: what it was sent is written, no more."""
@@ -193,7 +234,6 @@ class Connection(HttpToolsProtocol):
         if self._deaf is not None:
             raise _Refused
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: {"close": self._polite.cut}, LEFT: {}}
         self._reading = _Reading.HEAD
         self._heads += 1
         self._head_bytes = 0
@@ -228,8 +268,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.is_retired:
             self.cycle.keep_alive = False
-        self._cycles = [one for one in self._cycles if not one.response_complete]
-        self._cycles.append(self.cycle)
+        self._lines = [*self._owed(), _Line(self, self.cycle)]
         if self.pipeline:
             self.flow.resume_reading()  # else it would not be seen to leave
             if len(self.pipeline) > self.ahead_max:
@@ -292,11 +331,10 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle = self._cycles[-1] if self._cycles else None
-        if cycle is None or cycle.scope is not scope:
-            cycle = next((one for one in self._cycles if one.scope is scope), None)
-        if cycle is None:
+        line = next((one for one in self._lines if one.cycle.scope is scope), None)
+        if line is None:
             return  # refused by what came with its head
+        cycle = line.cycle
 
         async def sent(message: Any) -> None:
             if self.transport.is_closing():
@@ -307,43 +345,17 @@ class Connection(HttpToolsProtocol):
                 cycle.expected_content_length = len(message["body"])
             await send(message)
 
-        extensions = scope["extensions"]
-        extensions[WRITE] = {
-            "write": partial(self._write, cycle),
-            "answer": partial(self._answer, cycle),
-        }
-        extensions[ARRIVED] = {"all": lambda: not cycle.more_body}
+        scope["extensions"] = {WIRE: line}
         try:
             await self._given(scope, receive, sent)
         finally:
-            del extensions[WRITE], extensions[ARRIVED]
+            del scope["extensions"]  # it refers back
 
-    def _answer(
-        self, cycle: RequestResponseCycle, status: int, fields: Headers, content: bytes
-    ) -> bool:
-        """Give a whole answer at once, if it is a plain case: uvicorn searches each header twice."""
-        if cycle.more_body or cycle.response_started or cycle.disconnected:
+    def written(self, data: bytes) -> bool:
+        """Write, unless nothing more is to be said."""
+        if self.is_hung_up or self._socket.is_closing():
             return False
-        if self.flow.write_paused or not cycle.keep_alive or self.transport.is_closing():
-            return False
-        if cycle.scope["method"] != "POST" or cycle.scope["http_version"] == HTTP_1_0:
-            return False
-        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *fields)]
-        head = STATUS_LINE[status] + b"".join(lines)
-        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 1, "a line break in a header"
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        self.transport.write(b"%b\r\n%b" % (head, content))
-        cycle.on_response()
-        return True
-
-    def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
-        """Write a chunk of the answer under way, unless its caller is slow, gone, or knows no chunks."""
-        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        if self.transport.is_closing():
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._socket.write(data)
         return True
 
     def _begin(self, cycle: RequestResponseCycle, message: Any) -> None:
@@ -380,7 +392,7 @@ class Connection(HttpToolsProtocol):
 
     def cut(self) -> None:
         """Close under the answer that is being given, without its end."""
-        if any(cycle.scope["http_version"] == HTTP_1_0 for cycle in self._owed()[:1]):
+        if any(line.cycle.scope["http_version"] == HTTP_1_0 for line in self._owed()[:1]):
             # A mere close would be a clean end: reset it.
             sock = self._socket.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
@@ -413,9 +425,9 @@ class Connection(HttpToolsProtocol):
         self.pipeline = type(self.pipeline)(
             one for one in self.pipeline if one[0] is not self.cycle
         )
-        self._cycles.remove(self.cycle)
-        if self._cycles:
-            self.cycle = self._cycles[-1]
+        self._lines.pop()
+        if self._lines:
+            self.cycle = self._lines[-1].cycle
             self.cycle.keep_alive = False
 
     def _ignore(self, size: int) -> None:
@@ -428,14 +440,12 @@ class Connection(HttpToolsProtocol):
 
     def _abandon(self) -> None:
         """Have every request that is not answered see that its caller is gone."""
-        for cycle in self._owed():
-            cycle.disconnected = True
-            cycle.message_event.set()
-            gone(cast("Scope", cycle.scope))
+        for line in self._owed():
+            line.lose()
 
-    def _owed(self) -> list[RequestResponseCycle]:
+    def _owed(self) -> list[_Line]:
         """Return the requests that are not answered."""
-        return [cycle for cycle in self._cycles if not cycle.response_complete]
+        return [line for line in self._lines if not line.cycle.response_complete]
 
     # Bounds -----------------------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Driver:
             return
         # A whole answer that comes in one piece ends in the same breath: that end says it all.
         if flight.meter.tokens != flight.told and (
-            flight.stream.ask.stream or flight.engine.tells_first
+            flight.stream.streamed or flight.engine.tells_first
         ):
             self._count(attempt, flight)
         flight.stream.push(data)
@@ -356,10 +356,12 @@ class Driver:
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
         self._flights[attempt] = Flight(stream=stream, engine=engine, meter=meter)
-        if not (stream.ask.stream or engine.tells_first):
+        if not (stream.streamed or engine.tells_first):
             heappush(self._guesses, (later(self._last, effect.first_ns), attempt))
         stream.on_held = lambda held: self._hold(attempt, held=held)
-        engine.submit(Call(dispatch=effect, request=stream.request, ask=stream.ask, meter=meter))
+        engine.submit(
+            Call(dispatch=effect, request=stream.request, ask=stream.asked(), meter=meter)
+        )
 
     def _guess(self, attempt: AttemptId) -> None:
         """Take the first token of an unstreamed answer for made, so that the next may be sent."""
@@ -380,7 +382,7 @@ class Driver:
 
     def _clocked(self, stream: Stream) -> None:
         """Note how long its caller waited: for the first token, or for all of an answer."""
-        if not (stream.ask.stream and stream.took_ns):
+        if not (stream.streamed and stream.took_ns):
             stream.took_ns = DurationNs(self._now() - stream.arrived_at)
 
     def _count(self, attempt: AttemptId, flight: Flight) -> None:

@@ -11,14 +11,15 @@ from itertools import count
 
 from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
 from headrace.gateway.http import (
+    WIRE,
     Receive,
     Scope,
     Send,
+    Wire,
     answer,
     begin_events,
     cut,
     send_events,
-    writer,
 )
 from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
 from headrace.model.ids import TenantId
@@ -43,6 +44,7 @@ class Exchange:
         """Take the request's id over, or mint one; `below(n)` draws from 0 to n-1."""
         self._below = below
         self.scope, self.receive, self.send = scope, receive, send
+        self.wire: Wire = scope["extensions"][WIRE]
         self.told: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         """The caller's headers; of one that is told twice, the first."""
         self.headers: Headers = [(b"x-request-id", _request_id(self.told.get(b"x-request-id")))]
@@ -62,7 +64,7 @@ class Exchange:
 
     async def content(self, body: bytes, status: int = 200) -> None:
         """Answer with JSON that no admission was needed for."""
-        await answer(self.scope, self.send, status, self.headers, body)
+        await answer(self.wire, self.send, status, self.headers, body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away a request that the plane never saw."""
@@ -72,7 +74,7 @@ class Exchange:
     async def _tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Answer with an error."""
         fields = [*self.headers, *headers(fault, self._below), *more]
-        await answer(self.scope, self.send, fault.face.status, fields, body(fault, self.route))
+        await answer(self.wire, self.send, fault.face.status, fields, body(fault, self.route))
 
     async def whole(self, stream: Stream) -> None:
         """Answer in one piece."""
@@ -83,7 +85,7 @@ class Exchange:
             pieces.append(chunk.data)
             end = chunk.end
         if isinstance(end, Done):
-            await answer(self.scope, self.send, 200, self._settled(stream), b"".join(pieces))
+            await answer(self.wire, self.send, 200, self._settled(stream), b"".join(pieces))
         else:
             await self._fail(stream, end)
 
@@ -109,7 +111,7 @@ class Exchange:
 
     async def _go_on(self, stream: Stream, chunk: Chunk) -> None:
         """Send what comes, until the end."""
-        stream.sink = writer(self.scope)
+        stream.sink = self.wire.write
         while chunk.end is None:
             await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()
@@ -125,7 +127,7 @@ class Exchange:
                 await send_events(self.send, data + broken(end, self.route), more=False)
             case Cut():
                 await send_events(self.send, data, more=True)
-                await cut(self.scope, self.receive)
+                await cut(self.wire, self.receive)
             case Refusal():
                 assert self.route is not None, "as above"
                 fault = edge(Edge.UPSTREAM)
@@ -140,7 +142,7 @@ class Exchange:
                 await self._tell(end)
             case Refusal():
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
-                await answer(self.scope, self.send, end.status, fields, end.body)
+                await answer(self.wire, self.send, end.status, fields, end.body)
             case Cut() | Done():
                 await self._tell(edge(Edge.UPSTREAM))
             case Left():

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.gateway.errors import Headers
 from headrace.units import MIB
@@ -15,6 +15,39 @@ Send = Callable[[Message], Awaitable[None]]
 
 HEAD_BYTES_MAX = 65_536
 """Longest head of a request: more than nginx (32 KiB) and Envoy (60 KiB) take."""
+
+
+WIRE = "headrace.wire"
+"""In a scope's extensions: the `Wire` under a request."""
+
+
+class Wire(Protocol):
+    """What the connection under a request can do that ASGI has no words for.
+
+    What it writes past ASGI costs half; where it returns False, nothing was written and ASGI must do.
+    """
+
+    is_gone: bool
+    """Its caller has left."""
+    on_gone: Callable[[], None] | None
+    """Called, once, when its caller leaves: that spares each request a task that waits for it."""
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the whole body is there already, as it mostly is."""
+        ...
+
+    def answer(self, status: int, fields: Headers, content: bytes) -> bool:
+        """Give a whole answer, with exactly these headers."""
+        ...
+
+    def write(self, data: bytes) -> bool:
+        """Give a piece of an answer that has begun; False also while its caller is slow."""
+        ...
+
+    def cut(self) -> None:
+        """Close the connection under an answer that cannot be completed."""
+        ...
 
 
 class CallerGoneError(Exception):
@@ -38,10 +71,6 @@ class TooSlowError(Exception):
     """The body takes too long to come."""
 
 
-ARRIVED = "headrace.arrived"
-"""In a scope's extensions: `all` tells whether the whole body is there already, as it mostly is."""
-
-
 async def read_body(
     scope: Scope, receive: Receive, limit: int, patience_s: float | None = None
 ) -> bytes:
@@ -49,9 +78,9 @@ async def read_body(
 
     `patience_s`: seconds that the body, and each whole MiB of it, may take.
     """
-    arrived = scope.get("extensions", {}).get(ARRIVED)
+    wire: Wire | None = scope.get("extensions", {}).get(WIRE)
     pieces: list[bytes] = []
-    if arrived is not None and arrived["all"]():  # nothing to wait for: no clock, no task
+    if wire is not None and wire.has_all:  # nothing to wait for: no clock, no task
         while await _piece(receive, pieces):
             pass
         if sum(map(len, pieces)) > limit:
@@ -87,15 +116,14 @@ async def _piece(receive: Receive, pieces: list[bytes]) -> bool:
     return bool(message.get("more_body", False))
 
 
-async def answer(scope: Scope, send: Send, status: int, headers: Headers, body: bytes) -> None:
+async def answer(wire: Wire, send: Send, status: int, headers: Headers, body: bytes) -> None:
     """Send a whole answer in JSON."""
     fields = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *headers,
     ]
-    past = scope.get("extensions", {}).get(WRITE)
-    if past is not None and past["answer"](status, fields, body):
+    if wire.answer(status, fields, body):
         return
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
@@ -117,76 +145,29 @@ async def send_events(send: Send, events: bytes, *, more: bool) -> None:
     await send({"type": "http.response.body", "body": events, "more_body": more})
 
 
-CUT = "headrace.cut"
-"""In a scope's extensions: how to close the connection under an answer that cannot be completed."""
-
-
-async def cut(scope: Scope, receive: Receive) -> None:
+async def cut(wire: Wire, receive: Receive) -> None:
     """Close the connection, so that its caller sees an answer without an end; wait until it is."""
-    scope["extensions"][CUT]["close"]()
+    wire.cut()
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-LEFT = "headrace.left"
-"""In a scope's extensions: whom to `call` when the caller goes away, and whether it is `gone`. A server
-that tells spares each request a task that waits for it."""
-
-
-WRITE = "headrace.write"
-"""In a scope's extensions, past ASGI: how to `write` a piece of a body that has begun, and how to
-`answer` (status, headers, body) a whole. False: not now, or not this one."""
-
-
-def writer(scope: Scope) -> Callable[[bytes], bool] | None:
-    """Return what writes pieces of an answer at once, if its server gives it."""
-    given: Callable[[bytes], bool] | None = scope.get("extensions", {}).get(WRITE, {}).get("write")
-    return given
-
-
-def gone(scope: Scope) -> None:
-    """Tell whoever watches a request that its caller is gone; a server calls this at once."""
-    line = scope["extensions"][LEFT]
-    line["gone"] = True
-    left = line.pop("call", None)
-    if left is not None:
-        left()
 
 
 class watching:  # noqa: N801 - used as a verb; a generator for each stream takes more memory
-    """Call `left` if the caller goes away inside; the body must have been read.
+    """Call `left` if the caller goes away inside; one that closes its sending side counts as gone."""
 
-    A caller that closes its sending side counts as gone.
-    """
+    __slots__ = ("_left", "_wire")
 
-    __slots__ = ("_left", "_line", "_receive", "_task")
-
-    def __init__(self, scope: Scope, receive: Receive, left: Callable[[], None]) -> None:
+    def __init__(self, wire: Wire, left: Callable[[], None]) -> None:
         """Watch nobody yet."""
-        self._line = scope.get("extensions", {}).get(LEFT)
-        self._receive, self._left = receive, left
-        self._task: asyncio.Task[None] | None = None
+        self._wire, self._left = wire, left
 
     def __enter__(self) -> None:
         """Watch."""
-        if self._line is None:
-            watch = _watch(self._receive, self._left)
-            self._task = asyncio.get_running_loop().create_task(watch)
-        elif self._line.get("gone"):
+        if self._wire.is_gone:
             self._left()
         else:
-            self._line["call"] = self._left
+            self._wire.on_gone = self._left
 
     def __exit__(self, *_: object) -> None:
         """Watch no more."""
-        if self._task is not None:
-            self._task.cancel()
-        elif self._line is not None:
-            self._line.pop("call", None)
-
-
-async def _watch(receive: Receive, left: Callable[[], None]) -> None:
-    """Know nobody who knows the task that this is: it would be garbage that needs collecting."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    left()
+        self._wire.on_gone = None

@@ -49,7 +49,9 @@ class Stream:
         self, request: Request, ask: Ask, arrived_at: InstantNs, *, revision: int = 0
     ) -> None:
         """Wait for a decision under policy `revision`."""
-        self.request, self.ask, self.arrived_at = request, ask, arrived_at
+        self.request, self.arrived_at = request, arrived_at
+        self.streamed = ask.stream
+        self._ask: Ask | None = ask
         self.revision = revision
         """The policy revision it was asked under: the one it is decided on and ends under (ADM-6)."""
         self.decision: DecisionId | None = None
@@ -81,6 +83,12 @@ class Stream:
 
     # The driver's side ------------------------------------------------------------------------
 
+    def asked(self) -> Ask:
+        """Hand what is asked over to its engine; it is large, and a long stream need not keep it."""
+        ask, self._ask = self._ask, None
+        assert ask is not None, "it was sent before"
+        return ask
+
     def sent(self, decision: DecisionId, attempt: AttemptId, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""
         self.decision, self.attempt = decision, attempt
@@ -90,7 +98,8 @@ class Stream:
         """Add to the answer."""
         if self._end is not None or not data:
             return
-        if self.sink is not None and self._is_awaited and self.sink(data):
+        waiter = self._waiter  # of a handler that waits: no piece stands before this one
+        if self.sink is not None and waiter is not None and not waiter.done() and self.sink(data):
             return
         self._pieces.append(data)
         self._size += len(data)
@@ -122,11 +131,6 @@ class Stream:
             if self.on_held is not None and end is None:
                 self.on_held(False)
         return Chunk(data, end)
-
-    @property
-    def _is_awaited(self) -> bool:
-        """Whether the handler waits for a piece, so that none stands before the next."""
-        return self._waiter is not None and not self._waiter.done()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -159,8 +159,8 @@ async def test_too_much_sent_ahead_is_not_kept_and_leaving_still_seen(
     caller.say(more)
     await world.pass_time(0.5)
     (connection,) = world.gateway.server.server_state.connections
-    assert len(connection._cycles) <= 9  # type: ignore[union-attr]
-    assert all(len(one.body) < 70_000 for one in connection._cycles)  # type: ignore[union-attr]
+    assert len(connection._lines) <= 9  # type: ignore[union-attr]
+    assert all(len(one.cycle.body) < 70_000 for one in connection._lines)  # type: ignore[union-attr]
     await gone(world, caller)
 
 

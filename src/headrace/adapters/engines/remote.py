@@ -193,12 +193,12 @@ class RemoteEngine:
 class _Flight:
     """One attempt under way; it and its exchange know each other until then, and no longer."""
 
-    __slots__ = ("_body", "_call", "_engine", "_status", "exchange")
+    __slots__ = ("_attempt", "_body", "_engine", "_meter", "_status", "exchange")
 
     exchange: Exchange
 
     def __init__(self, engine: RemoteEngine, call: Call) -> None:
-        self._engine, self._call = engine, call
+        self._engine, self._attempt, self._meter = engine, call.dispatch.attempt, call.meter
         self._status = 0
         self._body: bytes | None = None
 
@@ -216,12 +216,12 @@ class _Flight:
 
     def on_frames(self, data: bytes, frames: int) -> None:  # noqa: ARG002 - the meter has them
         if self._body is None:
-            self._engine.tell.produced(self._call.dispatch.attempt, data)
+            self._engine.tell.produced(self._attempt, data)
         else:
             self._body += data
 
     def on_end(self, result: Result) -> None:
-        attempt, error = self._call.dispatch.attempt, result.error
+        error = result.error
         outcome, refusal = Outcome.ERROR, None
         # After the end mark its caller has all of it, however the connection ends.
         complete = error is None or result.done
@@ -240,13 +240,13 @@ class _Flight:
             refusal=refusal,
             whole=result.whole,
         )
-        self._engine.over(attempt, ending, error)
+        self._engine.over(self._attempt, ending, error)
 
     def _hand_whole(self, body: bytes, result: Result) -> None:
         """Hand an answer over that came in one piece; its tokens are seen all at once."""
         made = 1 if result.usage is None else max(1, result.usage.output_tokens)
-        self._call.meter.note(self._engine.now(), made)
-        self._engine.tell.produced(self._call.dispatch.attempt, body)
+        self._meter.note(self._engine.now(), made)
+        self._engine.tell.produced(self._attempt, body)
 
 
 class _Probe:

@@ -296,9 +296,9 @@ class Exchange:
                 self._progress(now)
             self._hold(body)
             return
-        events, marks = scanner.events, scanner.marks
+        events, frames = scanner.events, scanner.frames
         out = scanner.feed(body)
-        frames = scanner.frames - events + marks
+        frames = scanner.frames - frames
         # An engine that begins its stream at once still has the prompt to read: no content, no word.
         if frames or (not self._silent and (scanner.events != events or not scanner.whole)):
             self._progress(now)
@@ -316,7 +316,11 @@ class Exchange:
         """Count frames, and give what may go on."""
         if frames and self._meter is not None:
             self._meter.note(now, frames)
-        if out:
+        if not out:
+            return
+        if self.paused_since is None and not self._queue:
+            self._listener.on_frames(out, frames)
+        else:
             self._give(out, frames)
 
     def _progress(self, now: InstantNs) -> None:
