@@ -15,8 +15,8 @@ from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
-from headrace.gateway.http import WIRE
 from headrace.gateway.shadow import Shadow
+from headrace.gateway.wire import WIRE
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import Event

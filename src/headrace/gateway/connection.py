@@ -14,20 +14,16 @@ import asyncio
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.gateway.errors import EDGES, Edge, Headers, body, edge, headers
-from headrace.gateway.http import HEAD_BYTES_MAX, WIRE, Receive, Scope, Send
+from headrace.gateway.errors import EDGES, Edge, body, edge, headers
+from headrace.gateway.http import HEAD_BYTES_MAX, Receive, Scope, Send
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
+from headrace.gateway.wire import WIRE, Line
 from headrace.units import MIB
 
 RETIRED_S = 2.0
@@ -76,56 +72,6 @@ class _Polite:
             self.connection.cut()
 
 
-class _Line:
-    """One request's hold on its connection; see `Wire`."""
-
-    __slots__ = ("_connection", "cycle", "is_gone", "on_gone")
-
-    def __init__(self, connection: "Connection", cycle: RequestResponseCycle) -> None:
-        self._connection, self.cycle = connection, cycle
-        self.is_gone = False
-        self.on_gone: Callable[[], None] | None = None
-
-    @property
-    def has_all(self) -> bool:
-        return not self.cycle.more_body
-
-    def write(self, data: bytes) -> bool:
-        cycle, connection = self.cycle, self._connection
-        if connection.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        return connection.written(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def answer(self, status: int, fields: Headers, content: bytes) -> bool:
-        cycle = self.cycle
-        if cycle.more_body or cycle.response_started or cycle.disconnected or not cycle.keep_alive:
-            return False
-        if cycle.scope["method"] != "POST" or cycle.scope["http_version"] == HTTP_1_0:
-            return False
-        lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *fields)]
-        head = STATUS_LINE[status] + b"".join(lines)
-        assert head.count(b"\n") == head.count(b"\r") == len(lines) + 1, "a line break in a header"
-        if self._connection.flow.write_paused:
-            return False
-        if not self._connection.written(b"%b\r\n%b" % (head, content)):
-            return False
-        cycle.response_started = cycle.response_complete = True
-        cycle.message_event.set()
-        cycle.on_response()
-        return True
-
-    def cut(self) -> None:
-        self._connection.cut()
-
-    def lose(self) -> None:
-        """Have its caller be gone."""
-        self.cycle.disconnected = self.is_gone = True
-        self.cycle.message_event.set()
-        told, self.on_gone = self.on_gone, None
-        if told is not None:
-            told()
-
-
 class Connection(HttpToolsProtocol):
     """uvicorn's connection, with bounds."""
 
@@ -156,7 +102,7 @@ class Connection(HttpToolsProtocol):
         self._given, self.app = self.app, self._guarded
         self._socket: asyncio.Transport
         self._polite: _Polite
-        self._lines: list[_Line] = []
+        self._lines: list[Line] = []
         self._reading = _Reading.HEAD
         self._heads = 0
         self._arriving = 0  # bytes of reads that made up one head, or that added nothing to a body
@@ -268,7 +214,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.is_retired:
             self.cycle.keep_alive = False
-        self._lines = [*self._owed(), _Line(self, self.cycle)]
+        self._lines = [*self._owed(), Line(self, self.cycle)]
         if self.pipeline:
             self.flow.resume_reading()  # else it would not be seen to leave
             if len(self.pipeline) > self.ahead_max:
@@ -443,7 +389,7 @@ class Connection(HttpToolsProtocol):
         for line in self._owed():
             line.lose()
 
-    def _owed(self) -> list[_Line]:
+    def _owed(self) -> list[Line]:
         """Return the requests that are not answered."""
         return [line for line in self._lines if not line.cycle.response_complete]
 

@@ -11,17 +11,16 @@ from itertools import count
 
 from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
 from headrace.gateway.http import (
-    WIRE,
     Receive,
     Scope,
     Send,
-    Wire,
     answer,
     begin_events,
     cut,
     send_events,
 )
 from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
+from headrace.gateway.wire import WIRE, Wire
 from headrace.model.ids import TenantId
 from headrace.ports.engine import Refusal, Route
 from headrace.units import to_ms

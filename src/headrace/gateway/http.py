@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 from headrace.gateway.errors import Headers
+from headrace.gateway.wire import WIRE, Wire
 from headrace.units import MIB
 
 Scope = MutableMapping[str, Any]
@@ -15,39 +16,6 @@ Send = Callable[[Message], Awaitable[None]]
 
 HEAD_BYTES_MAX = 65_536
 """Longest head of a request: more than nginx (32 KiB) and Envoy (60 KiB) take."""
-
-
-WIRE = "headrace.wire"
-"""In a scope's extensions: the `Wire` under a request."""
-
-
-class Wire(Protocol):
-    """What the connection under a request can do that ASGI has no words for.
-
-    What it writes past ASGI costs half; where it returns False, nothing was written and ASGI must do.
-    """
-
-    is_gone: bool
-    """Its caller has left."""
-    on_gone: Callable[[], None] | None
-    """Called, once, when its caller leaves: that spares each request a task that waits for it."""
-
-    @property
-    def has_all(self) -> bool:
-        """Whether the whole body is there already, as it mostly is."""
-        ...
-
-    def answer(self, status: int, fields: Headers, content: bytes) -> bool:
-        """Give a whole answer, with exactly these headers."""
-        ...
-
-    def write(self, data: bytes) -> bool:
-        """Give a piece of an answer that has begun; False also while its caller is slow."""
-        ...
-
-    def cut(self) -> None:
-        """Close the connection under an answer that cannot be completed."""
-        ...
 
 
 class CallerGoneError(Exception):
