@@ -35,7 +35,7 @@ from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
-from headrace.model.request import Request
+from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
@@ -254,7 +254,8 @@ class App:
         self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
     ) -> tuple[Request, Ask]:
         """Return the request as the plane may know it, and what only the engine may."""
-        tokens, margin = asked.input_tokens, asked.input_margin
+        tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
+        revision = BY_BYTES if margin or text is not None else GIVEN
         scope = f"{asked.model}\0{asked.cache_salt}".encode()
         prefix = identities(self._secret, scope, asked.prompt)
         replay_input = replay_output = None
@@ -262,7 +263,7 @@ class App:
             replay_input = _number(exchange, _REPLAY_INPUT)
             replay_output = _number(exchange, _REPLAY_OUTPUT)
             if replay_input is not None:
-                tokens, margin = Tokens(replay_input), Tokens(0)
+                tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
         ttft_ms, tpot_ms = _number(exchange, *_TTFT), _number(exchange, *_TPOT)
         request = Request(
@@ -271,6 +272,8 @@ class App:
             model=ModelName(asked.model),
             input_tokens=tokens,
             input_margin=margin,
+            input_revision=revision,
+            text=text,
             max_output=asked.output_cap,
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,
