@@ -5,7 +5,7 @@ A plain ASGI callable.
 
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,6 +15,7 @@ from headrace.config.schema import ServerSpec
 from headrace.gateway import health
 from headrace.gateway.asked import Asked, InvalidError, read
 from headrace.gateway.auth import KeyRing
+from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
@@ -38,6 +39,7 @@ from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
+from headrace.ports.tokens import Count
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
@@ -96,10 +98,12 @@ class App:
         server: ServerSpec | None = None,
         below: Callable[[int], int] = secrets.randbelow,
         observed: Callable[[RequestId], str | None] | None = None,
+        counting: Counting | None = None,
     ) -> None:
         """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1.
 
         `observed` says what a configuration that only watches decided; answers then tell it.
+        `counting` counts prompts before they are decided on; without it all are estimated.
         """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
@@ -112,6 +116,7 @@ class App:
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
+        self._counting = counting
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
         self._failures = Failures(clock)
@@ -127,6 +132,11 @@ class App:
             **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
             **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
         }
+
+    @property
+    def token_counts(self) -> Mapping[tuple[str, str], int]:
+        """Requests by model and what came of counting their tokens."""
+        return {} if self._counting is None else self._counting.results
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -208,7 +218,8 @@ class App:
     ) -> None:
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
-        request, ask = self._request(exchange, tenant, asked, content)
+        count = None if self._counting is None else await self._counting.count(asked, content)
+        request, ask = self._request(exchange, tenant, asked, content, count)
         stream = self._driver.offer(request, ask)
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         revision = self._revisions.get(asked.model)
@@ -251,11 +262,18 @@ class App:
         raise RefusedError(unknown_key())
 
     def _request(
-        self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
+        self,
+        exchange: Exchange,
+        tenant: TenantId,
+        asked: Asked,
+        content: bytes,
+        count: Count | None,
     ) -> tuple[Request, Ask]:
         """Return the request as the plane may know it, and what only the engine may."""
         tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
         revision = BY_BYTES if margin or text is not None else GIVEN
+        if count is not None:
+            tokens, margin, revision = count.tokens, count.margin, count.revision
         scope = f"{asked.model}\0{asked.cache_salt}".encode()
         prefix = identities(self._secret, scope, asked.prompt)
         replay_input = replay_output = None
