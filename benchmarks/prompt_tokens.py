@@ -119,9 +119,8 @@ def learned(seed: int, count: int, *, mixed: bool = False) -> list[Seen]:
 
 def error(seen: list[Seen], which: str) -> float:
     """Return the median of the absolute errors, in percent of the true tokens."""
-    return statistics.median(
-        100 * abs(getattr(one, which)[0] - one.tokens) / one.tokens for one in seen
-    )
+    errors = [100.0 * abs(getattr(one, which)[0] - one.tokens) / one.tokens for one in seen]
+    return float(statistics.median(errors))
 
 
 def covered(seen: list[Seen], which: str) -> float:

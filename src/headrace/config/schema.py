@@ -199,9 +199,9 @@ class TokenCountsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     at_once: Annotated[int, Meta(ge=1, le=256)] = 4
     """Prompts being counted at once, and threads for each file. 4: counting must leave the machine
     to the traffic; who finds all of them busy is estimated."""
-    prompt_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 256 * 1_024
-    """Longest prompt that is counted, in bytes. 256 KiB: about 65,000 tokens, some 50 ms of a tokenizer;
-    the longer a prompt, the nearer its estimate is."""
+    prompt_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 128 * 1_024
+    """Longest prompt that is counted, in bytes. 128 KiB: about 33,000 tokens, 25 to 70 ms of a
+    tokenizer; more would come too late anyway, and the longer a prompt, the nearer its estimate."""
     cache: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Counts remembered, by a keyed hash of what was counted. 10,000: about 3 MB."""
 
