@@ -29,12 +29,14 @@ _RATIO_MAX = 1_000 * MICRO
 class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sliding-window quantiles of tokens a byte, with fallback to coarser groups."""
 
-    window: Annotated[int, Meta(ge=8, le=4_096)] = 128
-    """Ended requests a group remembers. 128: a p90 with a dozen samples above it."""
+    window: Annotated[int, Meta(ge=8, le=4_096)] = 64
+    """Ended requests a group remembers. 64: a p90 with half a dozen samples above it; tokens a byte
+    spread far less than lengths of answers."""
     enough: Annotated[int, Meta(ge=1, le=4_096)] = 16
     """Samples before a group is believed; below it the next coarser one answers."""
-    groups: Annotated[int, Meta(ge=16, le=1_000_000)] = 20_000
-    """Groups kept; beyond, the one longest without a sample is forgotten."""
+    groups: Annotated[int, Meta(ge=16, le=1_000_000)] = 5_000
+    """Groups kept; beyond, the one longest without a sample is forgotten. 5,000: a thousand tenants
+    with a few sizes each, and at most 3 MB of a checkpoint."""
 
     def __post_init__(self) -> None:
         """Refuse a belief that no window could earn."""
