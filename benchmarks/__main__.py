@@ -20,8 +20,8 @@ import msgspec
 from benchmarks import harness
 
 REGISTRY = (
-    "decision", "metrics", "simspeed", "overload", "fairwait", "swarm", "soak", "gateway", "parity",
-    "live_overload",
+    "decision", "metrics", "prompt_tokens", "simspeed", "overload", "fairwait", "swarm", "soak",
+    "gateway", "parity", "live_overload",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 

@@ -134,7 +134,12 @@ async def _scrape() -> tuple[float, float, int]:
         for one in DEFAULT_CLASSES:
             driver.offer(_request(driver.mint(), f"t{tenant}", one.name), _ASK)
     sources = Sources(
-        refusals=dict, ignored=dict, frozen=lambda: False, denied=lambda: 0, dropped={}
+        refusals=dict,
+        ignored=dict,
+        token_counts=dict,
+        frozen=lambda: False,
+        denied=lambda: 0,
+        dropped={},
     )
     metrics = Metrics(driver, feed, clock, sources, tenants)
     samples = sum(len(metric.samples) for metric in metrics.collect())

@@ -25,6 +25,24 @@ NO_PLACES = [
 
 # (BASE's text, what replaces it, lines of all errors)
 WRONG = {
+    "tokenizers of nobody, of one model twice, and of engines that have none": (
+        "- name: t",
+        (
+            "- name: t\ntoken_counts:\n  models:\n    - {kind: file, model: n, file: f}\n"
+            "    - {kind: engine, model: m}\n    - {kind: file, model: m, file: f}"
+        ),
+        [
+            "d:12: unknown model `n` at `$.token_counts.models[0].model`",
+            (
+                "d:13: no upstream serves `m`, and emulated replicas count nothing "
+                "at `$.token_counts.models[1].kind`"
+            ),
+            (
+                "d:14: tokenizer of `m` is already at `$.token_counts.models[1].model` "
+                "at `$.token_counts.models[2].model`"
+            ),
+        ],
+    ),
     "two models of one name": (
         "- name: m",
         "- name: m\n    - name: n\n      aliases: [m]",

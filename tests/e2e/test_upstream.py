@@ -11,7 +11,13 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from headrace.config.schema import ServerSpec, Settings, UpstreamSpec
+from headrace.config.schema import (
+    EngineTokenizerSpec,
+    ServerSpec,
+    Settings,
+    TokenCountsSpec,
+    UpstreamSpec,
+)
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
@@ -42,7 +48,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def fronted(**engine_settings: Any) -> AsyncIterator[Fronted]:
+async def fronted(
+    *, counts: TokenCountsSpec | None = None, **engine_settings: Any
+) -> AsyncIterator[Fronted]:
     """Serve an engine and a gateway before it, until its first probe found the engine well."""
     rows: list[Concluded] = []
     async with engine(**engine_settings) as served:
@@ -51,6 +59,7 @@ async def fronted(**engine_settings: Any) -> AsyncIterator[Fronted]:
             keys=keys(),
             server=ServerSpec(port=0, drain_s=0),
             upstreams=(UpstreamSpec(url=served.base, pool="p", model=SERVED),),
+            token_counts=counts,
         )
         gateway = Gateway(settings, LoopClock(asyncio.get_running_loop()), rows.append)
         sock = listen("127.0.0.1", 0)
@@ -86,6 +95,19 @@ async def test_chats_are_answered_whole_and_in_events() -> None:
         assert used[:2] == [6, 9]
         assert used[2] > 0, "asked for on the caller's behalf, and kept from it"
         assert all(row.met for row in front.rows)
+
+
+async def test_prompts_are_counted_by_the_engine_before_they_are_decided_on() -> None:
+    counts = TokenCountsSpec(models=(EngineTokenizerSpec(model=MODEL),), wait_ms=10_000)
+    async with fronted(counts=counts) as front, front.sdk() as sdk:
+        for _ in range(2):
+            await sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=6)
+        await sdk.completions.create(model=MODEL, prompt="Hello there", max_tokens=6)
+        for row in front.rows:
+            assert row.usage is not None
+            assert row.entry.input_tokens == row.usage.input_tokens
+        results = front.gateway.app.token_counts
+        assert results == {(MODEL, "counted"): 2, (MODEL, "cached"): 1}
 
 
 async def test_responses_and_embeddings_pass() -> None:

@@ -14,6 +14,7 @@ from headrace.config.schema import KeySpec, ServerSpec
 from headrace.gateway.app import App
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
+from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.wire import WIRE
@@ -259,6 +260,7 @@ class Gateway:
         config: PlaneConfig | None = None,
         server: ServerSpec | None = None,
         shadow: Shadow | None = None,
+        counting: Counting | None = None,
     ) -> None:
         self.config = config or deployment()
         self.clock = LoopClock(asyncio.get_running_loop())
@@ -273,6 +275,7 @@ class Gateway:
             server=server,
             below=lambda bound: bound - 1,
             observed=None if shadow is None else shadow.verdict,
+            counting=counting,
         )
         self.driver.start(self.config)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.model.deployment import ModelSpec, PoolSpec
 from headrace.model.ids import ModelName, RequestId, TenantId
-from headrace.model.request import Request
+from headrace.model.request import GIVEN, Request
 from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import Tokens, blocks_for
 from tests.plane.scenes import H100, small
@@ -15,7 +15,9 @@ MODEL = ModelSpec(name="m", context_limit=10_000, output_limit=2_000, quantizati
 POOL = PoolSpec(name="p", model="m", profile=H100, revision="7")
 
 
-def asked(tokens: int, max_output: int | None = None, fan_out: int = 1, margin: int = 0) -> Request:
+def asked(
+    tokens: int, max_output: int | None = None, fan_out: int = 1, revision: str = GIVEN
+) -> Request:
     return Request(
         id=RequestId(1),
         tenant=TenantId("a"),
@@ -23,7 +25,7 @@ def asked(tokens: int, max_output: int | None = None, fan_out: int = 1, margin: 
         input_tokens=Tokens(tokens),
         max_output=None if max_output is None else Tokens(max_output),
         fan_out=fan_out,
-        input_margin=Tokens(margin),
+        input_revision=revision,
     )
 
 
@@ -73,7 +75,7 @@ def test_every_part_names_its_predictor() -> None:
     assert (found.profile_revision, found.model_revision) == ("h100-8b-tp1", "7")
     assert (found.quantization, found.input_revision) == ("fp8", "given")
     assert found.output_revision
-    assert demand(asked(1_000, margin=5), MODEL, POOL, (1, 1)).input_revision == "estimate"
+    assert demand(asked(1_000, revision="x-1"), MODEL, POOL, (1, 1)).input_revision == "x-1"
 
 
 def test_parallel_answers_cost_as_many_times() -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policy.predict.output import OutputPrediction, OutputState, Window
+from headrace.policy.predict.output import OutputPrediction
+from headrace.policy.predict.windows import Window, Windows
 
 PREDICTION = OutputPrediction(window=32, enough=4, groups=16)
 
@@ -14,15 +15,15 @@ def groups(tenant: str = "a", slo_class: str = "chat", prompt: int = 1_000) -> t
     return PREDICTION.groups_of(tenant, slo_class, "m", prompt)
 
 
-def learnt(*lengths: int, given_: OutputPrediction = PREDICTION) -> OutputState:
-    state = OutputState()
+def learnt(*lengths: int, given_: OutputPrediction = PREDICTION) -> Windows:
+    state = Windows()
     for tokens in lengths:
         given_.learn(state, groups(), tokens)
     return state
 
 
 def test_before_anything_is_known_the_prior_answers() -> None:
-    assert PREDICTION.predict(OutputState(), groups()) == (200, 480)
+    assert PREDICTION.predict(Windows(), groups()) == (200, 480)
     assert PREDICTION.predict(learnt(9, 9, 9), groups()) == (200, 480), "three are not enough"
 
 

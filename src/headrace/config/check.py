@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from headrace.config.schema import AdminKeySpec, Settings
+from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.deployment import PoolSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
@@ -337,6 +337,24 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
+def _token_counts(settings: Settings) -> Iterator[Problem]:
+    """Yield tokenizers of models that are unknown, have one already, or whose engines have none."""
+    spec, at = settings.token_counts, "$.token_counts.models"
+    if spec is None:
+        return
+    models = {one.name: None for one in settings.deployment.models}
+    yield from _twice(
+        "tokenizer of", [(f"{at}[{i}].model", s.model) for i, s in enumerate(spec.models)]
+    )
+    pools = {pool.name: pool.model for pool in settings.deployment.pools}
+    real = {pools.get(upstream.pool) for upstream in settings.upstreams}
+    for i, one in enumerate(spec.models):
+        yield from _unknown(f"{at}[{i}].model", "model", one.model, models)
+        if isinstance(one, EngineTokenizerSpec) and one.model in models and one.model not in real:
+            message = f"no upstream serves `{one.model}`, and emulated replicas count nothing"
+            yield Problem(path=f"{at}[{i}].kind", message=message)
+
+
 _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _unique,
     _references,
@@ -346,4 +364,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _proportion,
     _exposure,
     _admin,
+    _token_counts,
 )

@@ -4,6 +4,7 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
+from enum import StrEnum
 from math import ceil
 from typing import Annotated
 
@@ -155,6 +156,56 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return round(self.noise_percent * 10_000)
 
 
+class EngineDialect(StrEnum):
+    """How an engine is asked for the tokens of a prompt."""
+
+    VLLM = "vllm"
+    LLAMACPP = "llamacpp"
+
+
+class EngineTokenizerSpec(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="engine"
+):
+    """Count by `/tokenize` of the model's own engines."""
+
+    model: Name
+    """Whose prompts are counted."""
+    dialect: EngineDialect = EngineDialect.VLLM
+    """`vllm`, or `llamacpp`, which counts completions but no chats. vllm: it counts both, and others
+    that count chats have its words."""
+
+
+class FileTokenizerSpec(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="file"
+):
+    """Count with a tokenizer of our own, which knows no chat template."""
+
+    model: Name
+    """Whose prompts are counted."""
+    file: Path
+    """The model's `tokenizer.json`."""
+
+
+class TokenCountsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose prompts are counted exactly before they are decided on, and what that may cost."""
+
+    models: Annotated[
+        tuple[EngineTokenizerSpec | FileTokenizerSpec, ...], Meta(min_length=1, max_length=1_000)
+    ]
+    """The models, each with where its tokenizer is. All others' prompts are estimated."""
+    wait_ms: Annotated[float, Meta(gt=0, le=10_000)] = 50.0
+    """How long a request waits for its count, in ms; beyond, the estimate stands. 50: a fortieth of the
+    default first-token bound, and ten times what a common prompt takes."""
+    at_once: Annotated[int, Meta(ge=1, le=256)] = 4
+    """Prompts being counted at once, and threads for each file. 4: counting must leave the machine
+    to the traffic; who finds all of them busy is estimated."""
+    prompt_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 128 * 1_024
+    """Longest prompt that is counted, in bytes. 128 KiB: about 33,000 tokens, 25 to 70 ms of a
+    tokenizer; more would come too late anyway, and the longer a prompt, the nearer its estimate."""
+    cache: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    """Counts remembered, by a keyed hash of what was counted. 10,000: about 3 MB."""
+
+
 class JournalSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ring of events from which a run is replayed."""
 
@@ -183,6 +234,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerSpec = ServerSpec()
     upstreams: Annotated[tuple[UpstreamSpec, ...], Meta(max_length=10_000)] = ()
     """Real engines. None: every pool is emulated in process."""
+    token_counts: TokenCountsSpec | None = None
+    """Which prompts are counted by a tokenizer. None: all are estimated from their bytes."""
     admin: AdminSpec | None = None
     """The admin listener. None: nothing listens, and nothing is measured for it."""
     emulator: EmulatorSpec = EmulatorSpec()

@@ -5,7 +5,7 @@ A plain ASGI callable.
 
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,6 +15,7 @@ from headrace.config.schema import ServerSpec
 from headrace.gateway import health
 from headrace.gateway.asked import Asked, InvalidError, read
 from headrace.gateway.auth import KeyRing
+from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
 from headrace.gateway.exchange import Exchange
@@ -34,9 +35,10 @@ from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.gateway.stream import Stream
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
-from headrace.model.request import Request
+from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
+from headrace.ports.tokens import Count
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
@@ -95,10 +97,12 @@ class App:
         server: ServerSpec | None = None,
         below: Callable[[int], int] = secrets.randbelow,
         observed: Callable[[RequestId], str | None] | None = None,
+        counting: Counting | None = None,
     ) -> None:
         """Serve `models` to whom `keys` know; `below(n)` draws from 0 to n-1.
 
         `observed` says what a configuration that only watches decided; answers then tell it.
+        `counting` counts prompts before they are decided on; without it all are estimated.
         """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
@@ -111,6 +115,7 @@ class App:
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
+        self._counting = counting
         self._secret = secrets.token_bytes(32)
         self._born = clock.wall()
         self._failures = Failures(clock)
@@ -126,6 +131,11 @@ class App:
             **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
             **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
         }
+
+    @property
+    def token_counts(self) -> Mapping[tuple[str, str], int]:
+        """Requests by model and what came of counting their tokens."""
+        return {} if self._counting is None else self._counting.results
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -198,18 +208,19 @@ class App:
                 self._limits.header_timeout_s,
             )
         with self._open:
-            stream = self._offered(exchange, tenant, route, content)
+            stream = await self._offered(exchange, tenant, route, content)
             del content  # it is large, and a long stream need not keep it
             await self._answer(exchange, stream)
 
-    def _offered(
+    async def _offered(
         self, exchange: Exchange, tenant: TenantId, route: Route, content: bytes
     ) -> Stream:
         """Ask the plane for an answer."""
         asked = _read(route, content)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
-        request, ask = self._request(exchange, tenant, asked, content)
+        count = None if self._counting is None else await self._counting.count(asked, content)
+        request, ask = self._request(exchange, tenant, asked, content, count)
         exchange.told.clear()  # nobody asks for them any more
         revision = self._revisions.get(asked.model)
         if revision is not None:
@@ -257,10 +268,18 @@ class App:
         raise RefusedError(unknown_key())
 
     def _request(
-        self, exchange: Exchange, tenant: TenantId, asked: Asked, content: bytes
+        self,
+        exchange: Exchange,
+        tenant: TenantId,
+        asked: Asked,
+        content: bytes,
+        count: Count | None,
     ) -> tuple[Request, Ask]:
         """Return the request as the plane may know it, and what only the engine may."""
-        tokens, margin = asked.input_tokens, asked.input_margin
+        tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
+        revision = BY_BYTES if margin or text is not None else GIVEN
+        if count is not None:
+            tokens, margin, revision = count.tokens, count.margin, count.revision
         scope = f"{asked.model}\0{asked.cache_salt}".encode()
         prefix = identities(self._secret, scope, asked.prompt)
         replay_input = replay_output = None
@@ -268,7 +287,7 @@ class App:
             replay_input = _number(exchange, _REPLAY_INPUT)
             replay_output = _number(exchange, _REPLAY_OUTPUT)
             if replay_input is not None:
-                tokens, margin = Tokens(replay_input), Tokens(0)
+                tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
         ttft_ms, tpot_ms = _number(exchange, *_TTFT), _number(exchange, *_TPOT)
         request = Request(
@@ -277,6 +296,8 @@ class App:
             model=ModelName(asked.model),
             input_tokens=tokens,
             input_margin=margin,
+            input_revision=revision,
+            text=text,
             max_output=asked.output_cap,
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,

@@ -81,6 +81,7 @@ def admin(
     sources = Sources(
         refusals=lambda: parts.app.refusals,
         ignored=lambda: parts.app.ignored,
+        token_counts=lambda: parts.app.token_counts,
         frozen=lambda: steward.frozen,
         denied=lambda: guard.denied,
         dropped=parts.dropped,

@@ -83,6 +83,12 @@ FAMILIES: dict[str, Family] = {
         "Requests refused before the plane saw them; they are not among the offered.",
         ("reason",),
     ),
+    "token_counts": Family(
+        _C,
+        "Requests whose model has a tokenizer: `counted`, `cached`, or why they were estimated: "
+        "`unfit`, `busy`, `late`, `failed`; absent without one.",
+        ("model", "result"),
+    ),
     "ignored_headers": Family(
         _C, "Routing headers of callers that were not believed.", ("header",)
     ),

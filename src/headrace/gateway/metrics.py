@@ -80,6 +80,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     """Requests that the gateway refused itself, by reason."""
     ignored: Counts
     """Headers that were not believed."""
+    token_counts: Callable[[], Mapping[tuple[str, str], int]]
+    """Requests by model and what came of counting their tokens."""
     frozen: Callable[[], bool]
     denied: Callable[[], int]
     """Calls of the admin listener without a right key."""
@@ -156,6 +158,8 @@ class Metrics:
         ):
             for label, count in counts.items():
                 sheet.put(family, count, label)
+        for which, count in self._sources.token_counts().items():
+            sheet.put("token_counts", count, *which)
         for who, paid in feed.spend.items():
             sheet.put("spend_usd", paid / MICRO, *who)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -29,9 +29,11 @@ from headrace.gateway.fleet import engines, prices
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
+from headrace.gateway.tokenizers import counting
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.ports.engine import EngineClient
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -166,9 +168,10 @@ class Gateway:
         logged = None if decisions is None or observing else decisions.decided
         self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
+        fleet = engines(settings, clock, past.first_id)
         self.driver = Driver(
             clock,
-            engines(settings, clock, past.first_id),
+            fleet,
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -179,10 +182,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        told = _told(self.driver.shadow, beside)
-        self.app = App(
-            self.driver, keys, clock, models=config.models, server=settings.server, observed=told
-        )
+        self.app = self._app(keys, clock, fleet, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -288,6 +288,26 @@ class Gateway:
 
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
+
+    def _app(
+        self,
+        keys: KeyRing,
+        clock: LoopClock,
+        fleet: Sequence[EngineClient],
+        told: Callable[[RequestId], str | None] | None,
+    ) -> App:
+        tokenizers = counting(self._settings, fleet, clock)
+        if tokenizers is not None:
+            self._files.callback(tokenizers.close)
+        return App(
+            self.driver,
+            keys,
+            clock,
+            models=self._config.models,
+            server=self._settings.server,
+            observed=told,
+            counting=tokenizers,
+        )
 
     def _journal(self) -> HeldJournal | None:
         spec = self._settings.journal

@@ -33,6 +33,7 @@ FIXED = (
     "server",
     "admin",
     "upstreams",
+    "token_counts",
     "emulator",
     "journal",
     "decision_log",

@@ -5,6 +5,28 @@ from msgspec import Struct
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.units import DurationNs, Tokens
 
+GIVEN = "given"
+"""Revision of a count that nobody estimated."""
+BY_BYTES = "bytes-4"
+"""Revision of the estimate that knows nothing yet: four bytes a token, and a quarter of that more."""
+
+
+class TextBytes(Struct, frozen=True, kw_only=True, gc=False):
+    """Bytes of a prompt's text in UTF-8, by script: tokenizers treat them differently."""
+
+    ascii: int = 0
+    two: int = 0
+    """Of letters with two bytes: accented Latin, Greek, Cyrillic, Hebrew, Arabic."""
+    cjk: int = 0
+    """Of Chinese, Japanese and Korean, their punctuation included."""
+    other: int = 0
+    """Of everything else: Indic and Thai scripts, typographic marks, emoji."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.ascii + self.two + self.cjk + self.other
+
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What the driver knows on arrival. No prompt, no socket and no true output length."""
@@ -18,6 +40,11 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Prompt tokens, counted or estimated by the driver."""
     input_margin: Tokens = Tokens(0)
     """How far the count may be short (p90 minus p50); 0 for an exact count."""
+    input_revision: str = GIVEN
+    """Who counted: `GIVEN`, `BY_BYTES`, a tokenizer or, within the plane, a learned estimate."""
+    text: TextBytes | None = None
+    """What a learned estimate goes by, and is taught by once the engine tells its count. None where
+    the prompt is not, or not only, text that was counted here."""
     max_output: Tokens | None = None
     """The caller's own cap; None if not told."""
     slo_class: ClassName | None = None
@@ -25,7 +52,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     prefix: tuple[int, ...] = ()
     """Keyed hashes of the prompt's leading chunks, each covering all before it (at most 512)."""
     prefix_tokens: Tokens = Tokens(0)
-    """Tokens in one such chunk."""
+    """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
     stream: bool = True
     fan_out: int = 1
     ttft_ns: DurationNs | None = None

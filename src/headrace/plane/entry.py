@@ -52,6 +52,9 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     if tenant is None or spec is None or slo_class not in settings.classes or facts is None:
         strange(m, request, slo_class, now)
         return None
+    if request.text is not None:
+        fit = settings.config.input_prediction.fit
+        request = fit(m.state.inputs, ModelName(spec.name), request)
     asked = _Asked(m, request, tenant, spec, slo_class, facts)
     evidence = asked.evidence(m, now)
     decision = settings.config.admission.decide(evidence)

@@ -190,7 +190,9 @@ class Machine:
         del state.live[request.id]
         state.ledger.settle(request.id, _billed(usage, live.made, request.input_tokens))
         if outcome is Outcome.SUCCESS and usage is not None:
-            prediction = self.settings.config.prediction
+            config = self.settings.config
+            config.input_prediction.learn(state.inputs, live.model, request, usage.input_tokens)
+            prediction = config.prediction
             groups = prediction.groups_of(
                 request.tenant, live.slo_class, live.model, request.input_tokens
             )

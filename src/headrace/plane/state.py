@@ -25,7 +25,7 @@ from headrace.plane.ledger import Ledger
 from headrace.plane.pace import Pace
 from headrace.plane.queues import Backlog
 from headrace.plane.rate import Rate
-from headrace.policy.predict.output import OutputState
+from headrace.policy.predict.windows import Windows
 from headrace.units import DurationNs, InstantNs
 
 
@@ -109,7 +109,10 @@ class PlaneState(Struct):
     live: dict[RequestId, Live] = {}
     models: dict[ModelName, ModelState] = {}
     ledger: Ledger = field(default_factory=Ledger)
-    outputs: OutputState = field(default_factory=OutputState)
+    outputs: Windows = field(default_factory=Windows)
+    """Lengths of answers."""
+    inputs: Windows = field(default_factory=Windows)
+    """Tokens that bytes of prompts came to."""
     accounts: Accounts = field(default_factory=Accounts)
     gone: dict[ReplicaName, Incarnation] = {}
     """The last incarnation of replicas that have left, the longest gone first."""

@@ -113,6 +113,7 @@ def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
             kv_bytes=Bytes(0),
             kv_byte_seconds=0,
             residency_ns=nothing,
+            input_revision=request.input_revision,
         ),
         max_output=request.max_output,
         fan_out=request.fan_out,

@@ -22,6 +22,7 @@ from headrace.model.slo import Sla, Slo
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.policy.predict.input import InputPrediction
 from headrace.policy.predict.output import OutputPrediction
 from headrace.policy.routing.seconds import UNBOUNDED, Seconds
 from headrace.units import NS_PER_MS, DurationNs, ms
@@ -74,6 +75,7 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fairness: Vtc = Vtc()
     routing: Seconds = Seconds()
     prediction: OutputPrediction = OutputPrediction()
+    input_prediction: InputPrediction = InputPrediction()
     window: Window = Window()
     reports: Reports = Reports()
 

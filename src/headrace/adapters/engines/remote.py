@@ -59,7 +59,7 @@ class RemoteEngine:
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
-        self._clock, self._model = clock, model
+        self._clock, self.model = clock, model
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
@@ -84,7 +84,7 @@ class RemoteEngine:
         ask = call.ask
         flight.exchange = self.upstream.ask(
             ask.route,
-            edited(ask, call.dispatch, self._model),
+            edited(ask, call.dispatch, self.model),
             flight,
             hide_usage=not ask.usage_shown,
             timeouts=self._timeouts,

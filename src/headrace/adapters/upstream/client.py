@@ -9,6 +9,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from headrace.adapters.upstream.exchange import (
+    ANSWER_MAX,
     NO_TIMEOUTS,
     Exchange,
     Listener,
@@ -90,6 +91,26 @@ class Upstream:
         """Ask for what is under a path, such as `/health` or `/metrics`."""
         request = Request(
             method="GET", path=self._base + path, headers=(_PLAIN,), timeouts=timeouts
+        )
+        return self.pool.open(request, listener)
+
+    def post(
+        self,
+        path: str,
+        body: bytes,
+        listener: Listener,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        *,
+        answer_limit: int = ANSWER_MAX,
+    ) -> Exchange:
+        """Ask something that no route is for, such as `/tokenize`, for at most `answer_limit` bytes."""
+        request = Request(
+            method="POST",
+            path=self._base + path,
+            headers=(_JSON, _PLAIN),
+            body=body,
+            timeouts=timeouts,
+            answer_limit=answer_limit,
         )
         return self.pool.open(request, listener)
 

@@ -74,6 +74,7 @@ def read(content: bytes) -> Asked:
         prompt=counted.prompt,
         input_tokens=counted.tokens,
         input_margin=counted.margin,
+        text=counted.text(),
         longest=counted.tokens,
         has_tools=has_tools,
         structured=is_structured(body.response_format),

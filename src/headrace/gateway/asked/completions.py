@@ -56,6 +56,7 @@ def read(content: bytes) -> Asked:
         prompt=gathered.prompt,
         input_tokens=Tokens(ceil_div(gathered.tokens, gathered.count)),
         input_margin=Tokens(ceil_div(gathered.margin, gathered.count)),
+        text=gathered.text() if gathered.count == 1 else None,
         longest=Tokens(gathered.longest),
         structured=is_structured(body.response_format),
         priority=body.priority,

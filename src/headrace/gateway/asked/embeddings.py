@@ -37,6 +37,7 @@ def read(content: bytes) -> Asked:
         prompt=gathered.prompt,
         input_tokens=Tokens(gathered.tokens),
         input_margin=Tokens(gathered.margin),
+        text=gathered.text(),
         longest=Tokens(gathered.longest),
         priority=body.priority,
     )

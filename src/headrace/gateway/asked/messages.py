@@ -87,6 +87,7 @@ def read(content: bytes) -> Asked:
         prompt=counted.prompt,
         input_tokens=counted.tokens,
         input_margin=counted.margin,
+        text=counted.text(),
         longest=counted.tokens,
         has_tools=has_tools,
     )

@@ -12,6 +12,8 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Raw, Struct
 
+from headrace.gateway.asked.scripts import scripts
+from headrace.model.request import TextBytes
 from headrace.units import Tokens, ceil_div
 
 BYTES_PER_TOKEN = 4
@@ -39,6 +41,12 @@ class Counted(Struct, frozen=True, gc=False):
     prompt: bytes
     tokens: Tokens
     margin: Tokens
+    is_text: bool
+    """All of it is text, which was counted by its bytes."""
+
+    def text(self) -> TextBytes | None:
+        """Return the bytes of a prompt that is text and nothing else."""
+        return scripts(self.prompt) if self.is_text and self.prompt else None
 
 
 class Prompt:
@@ -99,4 +107,5 @@ class Prompt:
         prompt = b"".join(self._pieces)
         tokens = ceil_div(len(prompt) - self._counted_bytes, BYTES_PER_TOKEN)
         margin = tokens // _MARGIN + self._margin
-        return Counted(prompt, Tokens(tokens + self._tokens), Tokens(margin))
+        is_text = not self._counted_bytes
+        return Counted(prompt, Tokens(tokens + self._tokens), Tokens(margin), is_text)

@@ -73,6 +73,7 @@ def read(content: bytes) -> Asked:
         prompt=counted.prompt,
         input_tokens=counted.tokens,
         input_margin=counted.margin,
+        text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
         has_tools=has_tools,
         structured=body.text is not None and is_structured(body.text.format),

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.model.request import TextBytes
 from headrace.ports.engine import Route
 from headrace.units import Tokens
 
@@ -35,6 +36,8 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of the prompt of one answer, an average where they differ: times `fan_out`, all."""
     input_margin: Tokens
     """By how many that may be short."""
+    text: TextBytes | None
+    """The prompt's bytes, if all of it is text and nothing else counts as its tokens."""
     longest: Tokens
     """Tokens of the longest single prompt: what the model's context must hold."""
     has_tools: bool = False

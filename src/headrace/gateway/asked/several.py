@@ -6,6 +6,8 @@ from msgspec import Meta, Struct
 
 from headrace.gateway.asked.prompt import Counted, Prompt
 from headrace.gateway.asked.result import InvalidError
+from headrace.gateway.asked.scripts import scripts
+from headrace.model.request import TextBytes
 
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Prompts = str | Annotated[list[str | Id | list[Id]], Meta(min_length=1)]
@@ -23,6 +25,11 @@ class Gathered(Struct, frozen=True, gc=False):
     margin: int
     """Both of all prompts together."""
     longest: int
+    is_text: bool
+
+    def text(self) -> TextBytes | None:
+        """Return the bytes of prompts that are text and nothing else."""
+        return scripts(self.prompt) if self.is_text and self.prompt else None
 
 
 def gather(prompts: Prompts, field: str) -> Gathered:
@@ -37,6 +44,7 @@ def gather(prompts: Prompts, field: str) -> Gathered:
         tokens=sum(one.tokens for one in found),
         margin=sum(one.margin for one in found),
         longest=max(one.tokens for one in found),
+        is_text=all(one.is_text for one in found),
     )
 
 

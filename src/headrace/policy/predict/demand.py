@@ -48,7 +48,7 @@ def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[i
         kv_byte_seconds=kv_bytes * residency // NS_PER_S,
         residency_ns=DurationNs(residency),
         fan_out=request.fan_out,
-        input_revision="estimate" if request.input_margin else "given",
+        input_revision=request.input_revision,
         output_revision=REVISION,
         profile_revision=profile.name,
         model_revision=pool.revision,

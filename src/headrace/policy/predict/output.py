@@ -5,11 +5,12 @@ window and falls back to coarser groups until a group has seen enough (DEM-4). K
 request's true length before it ends.
 """
 
-from bisect import bisect_left, insort
 from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from headrace.policy.predict.windows import Windows
 
 REVISION = "window-1"
 
@@ -38,25 +39,13 @@ class OutputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return a request's groups, finest first; prompts are bucketed by powers of two."""
         return _groups(tenant, slo_class, model, prompt.bit_length())
 
-    def predict(self, state: "OutputState", groups: tuple[str, ...]) -> tuple[int, int]:
+    def predict(self, state: Windows, groups: tuple[str, ...]) -> tuple[int, int]:
         """Return (p50, p90) of the finest group that has seen enough, else the prior."""
-        for group in groups:
-            seen = state.windows.get(group)
-            if seen is not None and len(seen.ordered) >= self.enough:
-                ordered = seen.ordered
-                count = len(ordered)
-                return ordered[count // 2], ordered[count * 9 // 10]
-        return self.prior_p50, self.prior_p90
+        return state.quantiles(groups, self.enough) or (self.prior_p50, self.prior_p90)
 
-    def learn(self, state: "OutputState", groups: tuple[str, ...], tokens: int) -> None:
+    def learn(self, state: Windows, groups: tuple[str, ...], tokens: int) -> None:
         """Add one ended answer's length to each of its groups."""
-        windows = state.windows
-        for group in groups:
-            seen = windows.pop(group, None) or Window()
-            windows[group] = seen  # most recently taught last
-            seen.add(tokens, self.window)
-        while len(windows) > self.groups:
-            del windows[next(iter(windows))]
+        state.teach(groups, tokens, size=self.window, most=self.groups)
 
 
 @lru_cache(maxsize=4_096)  # each request asks twice, and most are like one before
@@ -64,36 +53,3 @@ def _groups(tenant: str, slo_class: str, model: str, bucket: int) -> tuple[str, 
     by_class = f"{model}|{slo_class}"
     by_tenant = f"{by_class}|{tenant}"
     return f"{by_tenant}|{bucket}", by_tenant, by_class, model
-
-
-class Window(Struct):
-    """The last answers of one group, in order of arrival and of size."""
-
-    recent: list[int] = []
-    ordered: list[int] = []
-    oldest: int = 0
-    """Where in `recent` the next one is overwritten."""
-
-    def add(self, tokens: int, size: int) -> None:
-        """Remember one length, forgetting the oldest beyond `size`."""
-        if len(self.recent) != size and (self.oldest or len(self.recent) > size):
-            self._resize(size)
-        if len(self.recent) < size:
-            self.recent.append(tokens)
-        else:
-            gone = self.recent[self.oldest]
-            del self.ordered[bisect_left(self.ordered, gone)]
-            self.recent[self.oldest] = tokens
-            self.oldest = (self.oldest + 1) % size
-        insort(self.ordered, tokens)
-
-    def _resize(self, size: int) -> None:
-        """Keep the newest `size`, the oldest of them first: the configured window has changed."""
-        self.recent = (self.recent[self.oldest :] + self.recent[: self.oldest])[-size:]
-        self.ordered, self.oldest = sorted(self.recent), 0
-
-
-class OutputState(Struct):
-    """All groups, the one longest untaught first."""
-
-    windows: dict[str, Window] = {}

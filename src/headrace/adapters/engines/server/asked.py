@@ -324,11 +324,12 @@ class Tokenize(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: Raw = Raw()
 
     def text(self) -> bytes:
         """Return the prompt's bytes."""
         if self.messages is not None:
-            return rendered(self.messages)
+            return rendered(self.messages, self.tools)
         if self.prompt is None:
             raise AskedError("Either prompt or messages is required.", "prompt")
         return self.prompt.encode()

@@ -1,0 +1,1 @@
+"""Tokenizers: an engine's own, or a file of ours."""
