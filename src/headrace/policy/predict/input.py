@@ -7,6 +7,7 @@ odd prompts must not raise what another's are taken for. Until a group has seen 
 keeps the estimate that it came with.
 """
 
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -87,10 +88,16 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def _groups(model: ModelName, request: Request, text: TextBytes) -> tuple[str, ...]:
     """Return a prompt's groups, finest first; sizes are told apart by powers of two."""
     total = text.total
-    half = total // 2
-    two, cjk, other = (
-        (count * _PARTS + half) // total for count in (text.two, text.cjk, text.other)
-    )
-    mix = f"{model}|{two}{cjk}{other}"
-    size = f"{mix}|{total.bit_length()}"
-    return f"{size}|{request.tenant}", size, mix
+    mix: tuple[int, ...] = (0, 0, 0)
+    if total != text.ascii:
+        half = total // 2
+        two, cjk, other = text.two, text.cjk, text.other
+        mix = tuple((count * _PARTS + half) // total for count in (two, cjk, other))
+    return _named(model, mix, total.bit_length(), request.tenant)
+
+
+@lru_cache(maxsize=4_096)  # each request asks twice, and most are like one before
+def _named(model: ModelName, parts: tuple[int, ...], bits: int, tenant: str) -> tuple[str, ...]:
+    mix = f"{model}|{''.join(map(str, parts))}"
+    size = f"{mix}|{bits}"
+    return f"{size}|{tenant}", size, mix
