@@ -286,7 +286,7 @@ def _enqueue(
     latest = asked.latest_start(now)
     key = m.settings.order.key(latest, request.id)
     bound = FAR if asked.ttft_ns is None else asked.ttft_ns
-    m.state.live[request.id] = Live(
+    live = m.state.live[request.id] = Live(
         request=request,
         model=asked.model,
         slo_class=asked.slo_class,
@@ -307,7 +307,12 @@ def _enqueue(
     least = backlog.least()
     place = (key, int(request.id))
     idle = backlog.add(
-        request.tenant, asked.weight, asked.slo_class, place, asked.demand.work_p50_ns
+        request.tenant,
+        asked.weight,
+        asked.slo_class,
+        place,
+        asked.demand.work_p50_ns,
+        live.wait_until,
     )
     if idle:
         m.state.ledger.lift(asked.model, request.tenant, least)
