@@ -113,6 +113,20 @@ async def test_what_is_not_there_is_told_in_the_traffics_own_words() -> None:
     gateway.finish()
 
 
+@pytest.mark.parametrize("path", ORDERS)
+async def test_a_body_that_does_not_come_is_not_waited_for(path: str) -> None:
+    gateway = Managed(server=ServerSpec(header_timeout_s=3))
+    caller = Caller(gateway.admin, path=path, body=b"{}", key=ADMIN_KEY)
+    caller._incoming.get_nowait()
+    await reach(gateway.clock, 2_999)
+    assert not caller.task.done()
+    await caller.done()
+    assert (caller.status, caller.error["code"]) == (408, "request_timeout")
+    assert caller.headers["connection"] == "close"
+    assert not gateway.driver.draining
+    gateway.finish()
+
+
 # The door --------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,15 @@ from headrace.config.errors import ConfigError
 from headrace.gateway import health
 from headrace.gateway.driver import Driver
 from headrace.gateway.guard import Denied, Guard
-from headrace.gateway.http import CallerGoneError, Receive, Scope, Send, TooLargeError, read_body
+from headrace.gateway.http import (
+    CallerGoneError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    TooSlowError,
+    read_body,
+)
 from headrace.gateway.limits import balances
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
@@ -57,7 +65,7 @@ class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application over one gateway."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         guard: Guard,
@@ -65,11 +73,16 @@ class Admin:
         metrics: Metrics,
         overview: Overview,
         *,
+        patience_s: float | None = None,
         reread: Reread | None = None,
     ) -> None:
-        """Show and change what it is given; `reread` reads the configuration anew, if it can be."""
+        """Show and change what it is given; `reread` reads the configuration anew, if it can be.
+
+        `patience_s`: seconds that the body of a call may take.
+        """
         self._driver, self._guard, self._steward = driver, guard, steward
         self._metrics, self._overview, self._reread = metrics, overview, reread
+        self._patience_s = patience_s
         self._app = Starlette(
             routes=[
                 Route("/metrics", self._show_metrics),
@@ -89,6 +102,7 @@ class Admin:
                 HTTPException: _http_error,
                 ChangeRefusedError: _refused,
                 TooLargeError: _too_large,
+                TooSlowError: _too_slow,
                 CallerGoneError: _gone,
             },
         )
@@ -171,11 +185,11 @@ class Admin:
     # What may be changed ----------------------------------------------------------------------
 
     async def _change_policy(self, request: Request) -> Response:
-        asked = await _body(request, PolicyChange)
+        asked = await self._body(request, PolicyChange)
         return _json(self._steward.change(request.scope[_WHO], asked))
 
     async def _reload(self, request: Request) -> Response:
-        await _body(request, Nothing)
+        await self._body(request, Nothing)
         if self._reread is None:
             raise ChangeRefusedError(409, "no_file", "The gateway was started without a file.")
         try:
@@ -186,23 +200,22 @@ class Admin:
         return _json(applied)
 
     async def _freeze(self, request: Request) -> Response:
-        asked = await _body(request, Freeze)
+        asked = await self._body(request, Freeze)
         self._steward.freeze(request.scope[_WHO], frozen=asked.frozen)
         return _json({"frozen": self._steward.frozen})
 
     async def _drain(self, request: Request) -> Response:
-        await _body(request, Nothing)
+        await self._body(request, Nothing)
         self._steward.drain(request.scope[_WHO])
         return _json({"draining": self._driver.draining, "live": self._driver.live})
 
-
-async def _body(request: Request, type_: type[T]) -> T:
-    """Return a body of JSON; none at all asks for the defaults."""
-    content = await read_body(request.scope, request.receive, BODY_LIMIT)
-    try:
-        return msgspec.json.decode(content or b"{}", type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+    async def _body(self, request: Request, type_: type[T]) -> T:
+        """Return a body of JSON; none at all asks for the defaults."""
+        content = await read_body(request.scope, request.receive, BODY_LIMIT, self._patience_s)
+        try:
+            return msgspec.json.decode(content or b"{}", type=type_)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ChangeRefusedError(400, "invalid_value", str(error)) from None
 
 
 def _page(request: Request, rows: tuple[T, ...]) -> tuple[T, ...]:
@@ -252,6 +265,11 @@ def _refused(_: Request, error: Exception) -> Response:
 
 def _too_large(_: Request, __: Exception) -> Response:
     return _error(413, "request_too_large", "The body is too large.")
+
+
+def _too_slow(_: Request, __: Exception) -> Response:
+    message = "The request took too long to arrive."
+    return _error(408, "request_timeout", message, {"connection": "close"})
 
 
 def _gone(_: Request, __: Exception) -> Response:

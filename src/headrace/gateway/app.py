@@ -33,12 +33,13 @@ from headrace.gateway.http import (
 )
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
+from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
-from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens, to_ms
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
@@ -147,6 +148,8 @@ class App:
 
     async def _refuse(self, exchange: Exchange, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away what the plane never saw; a known key is told its limits all the same."""
+        if exchange.route is None:
+            exchange.route = _spoken(exchange.scope["path"])
         if exchange.tenant is not None:
             exchange.headers += rate_headers(self._driver.plane, exchange.tenant)
         await exchange.refuse(fault, *more)
@@ -166,7 +169,8 @@ class App:
         if exchange.scope["method"] in methods:
             await act(exchange)
         else:
-            await exchange.refuse(edge(Edge.METHOD), (b"allow", ", ".join(methods).encode()))
+            allowed = b"allow", ", ".join(methods).encode()
+            await self._refuse(exchange, edge(Edge.METHOD), allowed)
 
     async def _live(self, exchange: Exchange) -> None:
         found = health.live(self._driver)
@@ -200,6 +204,7 @@ class App:
                 self._limits.body_limit_bytes,
                 self._limits.header_timeout_s,
             )
+        exchange.read_at = self._clock.now()
         with self._open:
             await self._answer(exchange, tenant, _read(route, content), content)
 
@@ -210,6 +215,8 @@ class App:
             raise RefusedError(self._driver.closed)
         request, ask = self._request(exchange, tenant, asked, content)
         stream = self._driver.offer(request, ask)
+        spent = to_ms(self._clock.now() - exchange.read_at)
+        exchange.headers.append((b"x-headrace-overhead-ms", b"%.3f" % spent))
         exchange.headers.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         revision = self._revisions.get(asked.model)
         if revision is not None:
@@ -264,6 +271,7 @@ class App:
             if replay_input is not None:
                 tokens, margin = Tokens(replay_input), Tokens(0)
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
+        wished = _wished(exchange, tenant)
         ttft_ms, tpot_ms = _number(exchange, *_TTFT), _number(exchange, *_TPOT)
         request = Request(
             id=self._driver.mint(),
@@ -279,6 +287,7 @@ class App:
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
+            ttl_ns=wished.ttl_ns,
         )
         ask = Ask(
             route=asked.route,
@@ -287,6 +296,7 @@ class App:
             usage_shown=asked.usage_shown,
             replay_input=None if replay_input is None else Tokens(replay_input),
             replay_output=None if replay_output is None else Tokens(replay_output),
+            session=wished.session,
         )
         return request, ask
 
@@ -307,6 +317,12 @@ class App:
         return None
 
 
+def _spoken(path: str) -> Route | None:
+    """Return the route whose callers' words are spoken at a path, though nothing may be served there."""
+    inside = path == Route.MESSAGES or path.startswith(f"{Route.MESSAGES}/")
+    return Route.MESSAGES if inside else None
+
+
 def _invalid(message: str, param: str | None) -> RefusedError:
     return RefusedError(edge(Edge.MALFORMED, message, param))
 
@@ -319,6 +335,14 @@ def _read(route: Route, content: bytes) -> Asked:
         return read(route, content)
     except UnicodeDecodeError:
         raise _invalid("The body is not UTF-8.", None) from None
+    except InvalidError as error:
+        raise _invalid(error.message, error.param) from None
+
+
+def _wished(exchange: Exchange, tenant: TenantId) -> Wishes:
+    """Return what the headers ask for, or blame the one that is wrong."""
+    try:
+        return wishes(exchange.scope["headers"], tenant)
     except InvalidError as error:
         raise _invalid(error.message, error.param) from None
 

@@ -91,6 +91,7 @@ def admin(
         steward,
         Metrics(parts.driver, parts.feed, clock, sources, spec.tenant_series),
         Overview(parts.driver, parts.feed, clock),
+        patience_s=settings.server.header_timeout_s,
         reread=reread,
     )
 
