@@ -19,7 +19,7 @@ import pytest
 
 from headrace.adapters.journal.ring import segment_paths, segments
 from headrace.cli import main
-from headrace.cli.keys import key_hash
+from headrace.gateway.auth import key_hash
 from headrace.model.event import ConfigChanged, ReplicaUp, RequestArrived, Restarted
 from headrace.plane.journal import Record, Verified, frames, verify
 from headrace.plane.past import thaw

@@ -5,6 +5,7 @@ Whoever gets past the guard may do everything; probes of health alone need no ke
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,7 @@ from headrace.gateway.http import (
     read_body,
 )
 from headrace.gateway.limits import balances
+from headrace.gateway.litellm import Keys
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
 from headrace.gateway.steward import (
@@ -83,6 +85,7 @@ class Admin:
         self._driver, self._guard, self._steward = driver, guard, steward
         self._metrics, self._overview, self._reread = metrics, overview, reread
         self._patience_s = patience_s
+        self._keys = keys = Keys(steward)
         self._app = Starlette(
             routes=[
                 Route("/metrics", self._show_metrics),
@@ -94,6 +97,10 @@ class Admin:
                 Route("/keys", self._show_keys),
                 Route("/freeze", self._freeze, methods=["POST"]),
                 Route("/drain", self._drain, methods=["POST"]),
+                Route("/key/generate", self._key(keys.generate), methods=["POST"]),
+                Route("/key/update", self._key(keys.update), methods=["POST"]),
+                Route("/key/delete", self._key(keys.delete), methods=["POST"]),
+                Route("/key/info", self._show_key),
                 Route("/state", self._show_state),
                 *(Route(path, self._live) for path in health.LIVE),
                 *(Route(path, self._ready) for path in health.READY),
@@ -172,6 +179,9 @@ class Admin:
             {"total": len(settings.keys), "keys": rows, "admin": [key.name for key in admins]}
         )
 
+    async def _show_key(self, request: Request) -> Response:
+        return _json(self._keys.info(request.query_params.get("key")))
+
     async def _show_state(self, _: Request) -> Response:
         taken = self._overview.take(self._metrics.labels(), frozen=self._steward.frozen)
         return _json(taken.state() if taken.small else await asyncio.to_thread(taken.state))
@@ -208,6 +218,15 @@ class Admin:
         await self._body(request, Nothing)
         self._steward.drain(request.scope[_WHO])
         return _json({"draining": self._driver.draining, "live": self._driver.live})
+
+    def _key(self, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Any]:
+        """Return what answers a change of keys."""
+
+        async def change(request: Request) -> Response:
+            asked = await self._body(request, dict[str, Any])
+            return _json(act(request.scope[_WHO], asked))
+
+        return change
 
     async def _body(self, request: Request, type_: type[T]) -> T:
         """Return a body of JSON; none at all asks for the defaults."""

@@ -14,6 +14,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
+from headrace.gateway.grants import Grants
 from headrace.gateway.guard import Guard
 from headrace.gateway.metrics import Metrics, Sources
 from headrace.gateway.overview import Overview
@@ -36,6 +37,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """None as well where it holds the decisions of another plane than the driver's."""
     dropped: Mapping[str, Callable[[], int]]
     """By family, what a sink could not keep."""
+    grants: Grants
+    """Keys that were made while earlier processes ran."""
     observing: bool = False
     """All may pass, and the configuration only watches."""
 
@@ -77,6 +80,7 @@ def admin(
         Followers(parts),
         revision=revision,
     )
+    steward.grants = parts.grants
     steward.observing = parts.observing
     sources = Sources(
         refusals=lambda: parts.app.refusals,
