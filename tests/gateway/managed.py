@@ -103,7 +103,7 @@ class Managed:
             grants=grants,
             observing=observing,
         )
-        self.admin = admin(self.settings, spec, self.clock, parts, revision=REVISION, reread=reread)
+        self.admin = admin(self.settings, self.clock, parts, revision=REVISION, reread=reread)
         self.driver.start(config, REVISION)
 
     def ask(self, **fields: Any) -> Caller:

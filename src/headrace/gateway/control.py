@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import uvicorn
 from msgspec import Struct
 
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -63,7 +63,6 @@ class Followers:
 
 def admin(
     settings: Settings,
-    spec: AdminSpec,
     clock: Clock,
     parts: Parts,
     *,
@@ -71,6 +70,8 @@ def admin(
     reread: Reread | None = None,
 ) -> Admin:
     """Return the admin application over a gateway that starts with `settings` as `revision`."""
+    spec = settings.admin
+    assert spec is not None, "there is an admin side"
     guard = Guard(spec, clock)
     steward = Steward(
         parts.driver,

@@ -162,9 +162,9 @@ class Gateway:
     ) -> None:
         """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
-        Raises ConfigError for what may be configured and is not served yet.
-        `concluded` is told of each request that is over; `reread` reads the configuration anew;
-        `beside` has another plane decide without effect.
+        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded`
+        is told of each request that is over; `reread` reads the configuration anew; `beside` has
+        another plane decide without effect.
         """
         _refuse_fan_out(settings)
         self._files = ExitStack()
@@ -210,8 +210,7 @@ class Gateway:
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
-            spec, revision = settings.admin, self._revision
-            self.admin = admin(settings, spec, clock, parts, revision=revision, reread=reread)
+            self.admin = admin(settings, clock, parts, revision=self._revision, reread=reread)
             self._admin_server = AdminServer(self.admin)
 
     async def serve(
