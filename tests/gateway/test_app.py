@@ -132,7 +132,7 @@ async def test_what_cannot_be_is_refused_and_not_to_be_repeated(
     gateway.finish()
 
 
-NESTED = 200_000
+NESTED = 20_000
 
 
 @pytest.mark.parametrize(
