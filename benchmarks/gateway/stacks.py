@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from benchmarks.gateway.engine import HOST
 from benchmarks.gateway.wire import MODEL
-from headrace.cli.keys import key_hash, minted
+from headrace.gateway.auth import key_hash, minted
 
 ROUTER_BLIND = "vllm-router rr"
 OURS, NGINX, ROUTER, LITELLM = "headrace", "nginx", "vllm-router", "litellm"

@@ -19,8 +19,8 @@ import openai
 import pytest
 
 from headrace.adapters.journal.ring import segments
-from headrace.cli.keys import key_hash
 from headrace.config.schema import AdminSpec, ServerSpec, Settings
+from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
 from headrace.plane.journal import Verified, verify

@@ -18,6 +18,7 @@ from headrace.gateway.control import Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
+from headrace.gateway.grants import Grants
 from headrace.gateway.server import REVISION, _each
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.steward import Reread
@@ -51,12 +52,16 @@ class Managed:
         reread: Reread | None = None,
         shadow: Shadow | None = None,
         observing: bool = False,
+        keyed: bool = True,
     ) -> None:
-        self.settings = Settings(
-            deployment=config or deployment(),
-            server=server or ServerSpec(),
-            keys=keys(),
-            admin=spec,
+        grants = Grants(folder)
+        self.settings = grants.beside(
+            Settings(
+                deployment=config or deployment(),
+                server=server or ServerSpec(),
+                keys=keys() if keyed else (),
+                admin=spec,
+            )
         )
         config = self.settings.deployment
         self.clock = LoopClock(asyncio.get_running_loop())
@@ -95,9 +100,10 @@ class Managed:
             audit=self.audit,
             decisions=self.decisions,
             dropped={"journal_dropped_frames": lambda: self.lost},
+            grants=grants,
             observing=observing,
         )
-        self.admin = admin(self.settings, spec, self.clock, parts, revision=REVISION, reread=reread)
+        self.admin = admin(self.settings, self.clock, parts, revision=REVISION, reread=reread)
         self.driver.start(config, REVISION)
 
     def ask(self, **fields: Any) -> Caller:

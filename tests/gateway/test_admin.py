@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 SHOWN = ["/metrics", "/config", "/policy", "/tenants", "/keys", "/state"]
 ORDERS = ["/policy", "/reload", "/freeze", "/drain"]
+KEY_ORDERS = ["/key/generate", "/key/update", "/key/delete"]
 HERE = {"host": "127.0.0.1:9090"}
 
 
@@ -41,7 +42,10 @@ def obedient(**told: Any) -> tuple[Managed, ObedientEngine]:
 
 @pytest.mark.parametrize("key", [None, "sk-wrong", KEYS["free"]], ids=["none", "wrong", "tenant's"])
 async def test_nothing_is_shown_or_done_without_an_admin_key(key: str | None) -> None:
-    for path, method in [*((p, "GET") for p in SHOWN), *((p, "POST") for p in ORDERS)]:
+    for path, method in [
+        *((p, "GET") for p in SHOWN),
+        *((p, "POST") for p in (*ORDERS, *KEY_ORDERS)),
+    ]:
         gateway = Managed()
         caller = await Caller(gateway.admin, path=path, method=method, body=b"", key=key).done()
         assert (caller.status, caller.error["code"]) == (401, "invalid_api_key"), path
@@ -110,6 +114,20 @@ async def test_what_is_not_there_is_told_in_the_traffics_own_words() -> None:
     assert (wrong.status, wrong.error["code"]) == (405, "method_not_allowed")
     long = await gateway.order("/policy", b" " * 70_000)
     assert (long.status, long.error["code"]) == (413, "request_too_large")
+    gateway.finish()
+
+
+@pytest.mark.parametrize("path", [*ORDERS, *KEY_ORDERS])
+async def test_a_body_that_does_not_come_is_not_waited_for(path: str) -> None:
+    gateway = Managed(server=ServerSpec(header_timeout_s=3))
+    caller = Caller(gateway.admin, path=path, body=b"{}", key=ADMIN_KEY)
+    caller._incoming.get_nowait()
+    await reach(gateway.clock, 2_999)
+    assert not caller.task.done()
+    await caller.done()
+    assert (caller.status, caller.error["code"]) == (408, "request_timeout")
+    assert caller.headers["connection"] == "close"
+    assert not gateway.driver.draining
     gateway.finish()
 
 

@@ -8,11 +8,13 @@ import pytest
 from msgspec import Struct
 
 from headrace.config.schema import ServerSpec
+from headrace.gateway.clock import LoopClock
 from headrace.model.deployment import ClassSpec, TenantSpec
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
 from headrace.ports.engine import Ending, Refusal
+from headrace.units import NS_PER_MS, InstantNs
 from tests.gateway.scenes import KEYS, Caller, Gateway, ObedientEngine, deployment, reach
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -263,5 +265,64 @@ async def test_an_answer_tells_how_long_it_took_and_by_which_model(*, stream: bo
     await caller.done()
     assert caller.headers["openai-processing-ms"] == ("250" if stream else "750")
     assert caller.headers["x-headrace-attempts"] == "1"
+    assert caller.headers["x-headrace-degrade-level"] == "0"
     assert caller.headers["x-headrace-model-revision"] == "1"
     world.gateway.finish()
+
+
+class Stepping(LoopClock):
+    """A clock that goes on by 3 ms whenever it is read."""
+
+    steps = 0
+
+    def now(self) -> InstantNs:
+        self.steps += 1
+        return InstantNs(super().now() + self.steps * 3 * NS_PER_MS)
+
+
+@pytest.mark.parametrize("model", ["m", "nope"], ids=["sent", "refused"])
+async def test_an_answer_tells_what_the_gateway_itself_took_of_it(model: str) -> None:
+    """From the body's last byte until it is decided, and sent; two looks at the clock, no more."""
+    world = World()
+    world.gateway.app._clock = clock = Stepping(asyncio.get_running_loop())
+    caller = world.ask(model=model)
+    await world.tick()
+    if model == "m":
+        world.engine.say("one")
+        world.engine.say("two")
+        world.engine.end()
+    await caller.done()
+    assert caller.headers["x-headrace-overhead-ms"] == "3.000"
+    assert clock.steps == 2
+    world.gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "kind"),
+    [
+        ({"path": "/v1/messages", "method": "GET"}, 405, "invalid_request_error"),
+        ({"path": "/v1/messages/count_tokens"}, 404, "not_found_error"),
+        ({"path": "/v1/messages", "headers": {"x-long": "x" * 70_000}}, 431, "invalid_request_error"),
+        ({"path": "/v1/messages", "key": "sk-nobody"}, 401, "authentication_error"),
+        ({"path": "/v1/messages", "body": b"{"}, 400, "invalid_request_error"),
+        ({"path": "/v1/messages", "body": b" " * 9_000_000}, 413, "request_too_large"),
+    ],
+)  # fmt: skip
+async def test_refusals_of_messages_are_told_in_anthropics_words(
+    asked: dict[str, Any], status: int, kind: str
+) -> None:
+    gateway = Gateway()
+    caller = await gateway.ask(**asked).done()
+    assert caller.status == status
+    assert (caller.json["type"], caller.error["type"]) == ("error", kind)
+    assert caller.headers.get("allow") == ("POST" if status == 405 else None)
+    gateway.finish()
+
+
+async def test_other_paths_are_not_anthropics() -> None:
+    gateway = Gateway()
+    for path in ("/v1/messagesx", "/v1/chat/completions", "/", "/v1/models"):
+        caller = await gateway.ask(path=path, method="PUT").done()
+        assert "type" not in caller.json, path
+        assert caller.error["type"] == "invalid_request_error"
+    gateway.finish()

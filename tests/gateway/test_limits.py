@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.gateway.limits import duration
+from headrace.gateway.durations import read, written
 from headrace.model.deployment import TenantSpec
-from headrace.units import DurationNs
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs
 from tests.gateway.scenes import Caller, Gateway, deployment, reach
 
 
@@ -23,7 +23,31 @@ from tests.gateway.scenes import Caller, Gateway, deployment, reach
     ],
 )
 def test_a_wait_is_written_as_go_does(ns: int, text: str) -> None:
-    assert duration(DurationNs(ns)) == text
+    assert written(DurationNs(ns)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"2s", 2 * NS_PER_S),
+        (b"1m30s", 90 * NS_PER_S),
+        (b"250ms", 250 * NS_PER_MS),
+        (b"1.5h", 5_400 * NS_PER_S),
+        (b"0.000001ms", 1),
+        (b"1h0m0s", 3_600 * NS_PER_S),
+        (b"7us3ns", 7_003),
+        (b"999999999h", 365 * 24 * 3_600 * NS_PER_S),
+        *(
+            (text, None)
+            for text in (b"", b"0", b"0s", b"0.0000000001s", b"2", b"s", b"-1s", b"+1s")
+        ),
+        *((text, None) for text in (b"1 s", b"1s ", b".5s", b"1.s", b"1e3s", b"2S", b"1d", b"1s1")),
+        (b"\xd9\xa2s", None),
+        (b"1s" * 17, None),
+    ],
+)
+def test_a_duration_is_read_as_go_does(text: bytes, ns: int | None) -> None:
+    assert read(text) == ns
 
 
 def told(caller: Caller) -> dict[str, str]:

@@ -23,6 +23,7 @@ from headrace.gateway.errors import Fault
 from headrace.gateway.fleet import engines
 from headrace.gateway.past import AWAY_NS_MAX, recall
 from headrace.gateway.stream import Stream
+from headrace.model.decision import Reason
 from headrace.model.deployment import TenantSpec
 from headrace.model.event import ConfigChanged, Event, ReplicaUp, RequestArrived, Restarted
 from headrace.model.ids import Incarnation
@@ -31,7 +32,14 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import Checkpoint, Record, Verified, frame_bytes, frames, verify
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import NS_PER_MS, NS_PER_S
-from tests.gateway.scenes import ObedientEngine, ask, deployment, keys, request
+from tests.gateway.scenes import (
+    ObedientEngine,
+    ask,
+    assert_books_closed,
+    deployment,
+    keys,
+    request,
+)
 
 WALL_NS = 1_700_000_000 * NS_PER_S
 
@@ -204,6 +212,22 @@ def test_who_was_in_has_ended_and_the_counts_go_on(tmp_path: Path) -> None:
     assert not second.refused("single")  # its slot is free again
     assert second.driver.outcomes == {Outcome.ERROR: 1}
     second.die()
+
+
+def test_what_a_dead_process_held_is_released_with_a_reason(tmp_path: Path) -> None:
+    """Nobody tells of an end when the owner dies: its successor does (trap 18)."""
+    life = Life(tmp_path)
+    for tokens in (20_000, 100, 100):
+        life.offer(tokens=tokens)
+    assert len(life.engine.calls) < 3, "some wait, and hold what they reserved"
+    assert life.driver.plane.state.ledger.loads[life.engine.incarnation].blocks
+    life.die()
+    second = life.next()
+    rows = [(row.outcome, row.reason) for row in second.driver.recent]
+    assert rows == [(Outcome.ERROR, Reason.RESTARTED)] * 3
+    assert_books_closed(second.driver.plane)
+    second.die()
+    assert isinstance(verify(segments(tmp_path)), Verified)
 
 
 def test_time_goes_on_by_what_passed_on_the_wall_and_never_back(tmp_path: Path) -> None:

@@ -2,19 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from hashlib import blake2b
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from headrace.gateway import asked, prefix
+from headrace.gateway.asked import Asked, chat, size
 from headrace.gateway.reading import waiting
+from headrace.model.decision import Reject
 from headrace.model.deployment import PoolSpec, TenantSpec
+from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName
 from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
 from headrace.ports.engine import Route
+from headrace.units import NS_PER_MS, NS_PER_S, ceil_div
 from tests.adapters.upstream.scenes import EVENTS, LAST, PING, Scene, chunk
 from tests.gateway.exits import Mode, SlowCaller, turns
 from tests.gateway.scenes import (
+    KEYS,
     MODEL,
     PROFILE,
     Caller,
@@ -106,6 +114,162 @@ async def test_a_burst_is_refused_at_once() -> None:
     for one in callers:
         one.leave()
     await asyncio.wait({one.task for one in callers})
+    gateway.finish()
+
+
+class FailingCaller(Caller):
+    """A caller whose handler is struck by a bug when it first sends."""
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        raise RuntimeError(message["type"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("waits", [False, True], ids=["sent", "queued"])
+async def test_capacity_is_released_with_a_reason_when_its_owner_dies(
+    *, stream: bool, waits: bool
+) -> None:
+    """However the handler of an admitted request ends, its lease does (trap 18)."""
+    gateway, engine = obedient()
+    ahead = [gateway.ask(messages=LONG)] if waits else []
+    await reach(gateway.clock, 1)
+    owner = FailingCaller(gateway.app, stream=stream)
+    await reach(gateway.clock, 2)
+    if waits:
+        owner.task.cancel()
+    else:
+        engine.say("one")
+        engine.end(outcome=Outcome.ERROR)
+    await asyncio.wait({owner.task})
+    assert owner.task.cancelled() or isinstance(owner.task.exception(), RuntimeError)
+    (row,) = gateway.driver.recent
+    expected = Outcome.CLIENT_CANCEL if waits else Outcome.ERROR
+    assert (row.outcome, row.admitted) == (expected, True)
+    assert gateway.driver.live == len(ahead)
+    for one in ahead:
+        one.leave()
+    await asyncio.gather(*(one.task for one in ahead))
+    gateway.finish()
+
+
+async def test_a_handler_that_dies_within_its_stream_has_the_engine_stop() -> None:
+    gateway, engine = obedient()
+    owner = FailingCaller(gateway.app, stream=True)
+    await reach(gateway.clock, 1)
+    engine.say("one")
+    await asyncio.wait({owner.task})
+    assert isinstance(owner.task.exception(), RuntimeError)
+    assert engine.aborted == [1]
+    assert [row.outcome for row in gateway.driver.recent] == [Outcome.CLIENT_CANCEL]
+    gateway.finish()
+
+
+async def test_the_wait_that_is_told_is_the_predicted_one_and_never_shortened() -> None:
+    """Not by the caller's own deadline, not by the draw that spreads it, never under 1 s (trap 13)."""
+    tenants = (TenantSpec(name="free"), TenantSpec(name="slow", rpm_limit=2))
+    gateway, _ = obedient(deployment(tenants=tenants))
+    gateway.app._below = lambda _: 0
+    hurry = {"x-llm-d-inference-ttl": "100ms", "x-llm-d-slo-ttft-ms": "1900"}
+    told = []
+    callers = [gateway.ask(messages=LONG, key=KEYS["slow"], headers=hurry) for _ in range(2)]
+    await reach(gateway.clock, 10_000)
+    for _ in range(2):
+        limited = await gateway.ask(key=KEYS["slow"], headers=hurry).done()
+        told.append((limited.headers["retry-after"], limited.headers["retry-after-ms"]))
+        await reach(gateway.clock, 12_500)
+    assert told == [("20", "20000"), ("18", "17500")], "when the bucket has refilled, rounded up"
+
+    loaded, _ = obedient()
+    loaded.app._below = lambda _: 0
+    decided: list[EntryRecord] = []
+    loaded.driver._decided = lambda one: (
+        decided.append(one) if isinstance(one, EntryRecord) else None
+    )
+    crowd = [loaded.ask(messages=LONG, headers=hurry) for _ in range(60)]
+    await turns(200)
+    refused = [one for one in crowd if one.task.done()]
+    waits = [one.decision.retry_after_ns for one in decided if isinstance(one.decision, Reject)]
+    assert len(waits) == len(refused) > 5
+    for one, wait in zip(refused, waits, strict=True):
+        assert wait is not None
+        assert int(one.headers["retry-after-ms"]) == max(1_000, ceil_div(wait, NS_PER_MS))
+        assert int(one.headers["retry-after"]) == max(1, ceil_div(wait, NS_PER_S))
+    for one in (*callers, *crowd):
+        one.leave()
+    await asyncio.wait({one.task for one in (*callers, *crowd)})
+    gateway.finish()
+    loaded.finish()
+
+
+# Huge bodies ---------------------------------------------------------------------------------
+
+WORDS_OF_A_MILLION_TOKENS = "word" * 1_000_000
+MANY = 8 * 1_024 * 1_024 - 300
+TINY: dict[Route, tuple[str, str, tuple[str, ...]]] = {
+    Route.CHAT: (
+        '{"model":"m","messages":[{"role":"u","content":[',
+        "]}]}",
+        ('"a"', "{}", '{"text":"a"}', "[]"),
+    ),
+    Route.COMPLETIONS: ('{"model":"m","prompt":[', "]}", ('"a"', "[1]")),
+    Route.RESPONSES: ('{"model":"m","input":[', "]}", ("{}", '{"content":[{}]}')),
+    Route.MESSAGES: (
+        '{"model":"m","max_tokens":1,"messages":[{"role":"u","content":[',
+        "]}]}",
+        ("{}", '"a"', '{"content":[{}]}'),
+    ),
+    Route.EMBEDDINGS: ('{"model":"m","input":[', "]}", ('"a"', "[1]")),
+}
+"""How a body of tiny parts begins and ends, and what the parts may be."""
+
+
+async def test_a_prompt_of_a_million_tokens_is_read_once_and_hashed_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No tokenizer: one reading of the JSON, one length, and the first 512 chunks (trap 43)."""
+    read, hashed = [], []
+
+    def reads(content: bytes) -> Any:
+        read.append(len(content))
+        return decode(content)
+
+    def hashes(content: bytes, **more: Any) -> Any:
+        hashed.append(len(content))
+        return blake2b(content, **more)
+
+    decode = chat._DECODE
+    monkeypatch.setattr(chat, "_DECODE", reads)
+    monkeypatch.setattr(prefix, "blake2b", hashes)
+    gateway, engine = obedient()
+    message = {"role": "user", "content": WORDS_OF_A_MILLION_TOKENS}
+    caller = await gateway.ask(messages=[message]).done()
+    assert (caller.status, caller.error["code"]) == (400, "context_length_exceeded")
+    assert caller.error["headrace"]["measured"] == pytest.approx(1_000_000, rel=0.01)
+    assert len(read) == 1
+    assert len(hashed) <= prefix.CHUNKS_MAX + 1
+    assert sum(hashed) < 2 * prefix.CHUNKS_MAX * prefix.CHUNK_BYTES
+    assert not engine.calls
+    gateway.finish()
+
+
+@pytest.mark.parametrize("route", Route)
+async def test_a_body_of_tiny_parts_is_refused_before_it_is_read(
+    route: Route, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read in one piece is bounded by parts, not by bytes alone (trap 43)."""
+
+    def never(_: bytes) -> Asked:
+        raise AssertionError("read")
+
+    monkeypatch.setitem(asked._READERS, route, never)
+    gateway = Gateway(lambda _: [])
+    head, tail, parts = TINY[route]
+    for part in parts:
+        body = (head + ",".join([part] * (MANY // (len(part) + 1))) + tail).encode()
+        caller = await gateway.ask(path=route, body=body).done()
+        assert (caller.status, caller.error["code"]) == (400, "invalid_value"), part
+        assert str(size.PARTS_MAX) in caller.error["message"]
+    assert gateway.app.refusals == {"malformed": len(parts)}
     gateway.finish()
 
 

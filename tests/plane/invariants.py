@@ -1,8 +1,9 @@
 """What must hold of a plane after every event, whatever the events were."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
-from headrace.model.ids import Incarnation, TenantId
+from headrace.model.ids import Incarnation, RequestId, TenantId
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
 from headrace.plane.queues import NONE, Backlog
@@ -18,7 +19,7 @@ def hold(plane: Plane, now: InstantNs) -> None:
     loads_are_their_flights(state)
     quotas_are_their_holds(state)
     for known in state.models.values():
-        backlog_is_what_waits(known)
+        backlog_is_what_waits(known, state.live)
         fleet_is_consistent(state, known)
     queued = {i for i, live in state.live.items() if live.phase is Phase.QUEUED}
     waiting = {i for known in state.models.values() for i in waits(known.backlog)}
@@ -96,7 +97,7 @@ def quotas_are_their_holds(state: PlaneState) -> None:
         assert all(value >= 0 for value in book.values.values())
 
 
-def backlog_is_what_waits(known: ModelState) -> None:
+def backlog_is_what_waits(known: ModelState, live: Mapping[RequestId, Live]) -> None:
     backlog = known.backlog
     assert backlog.size == len(waits(backlog)) == sum(backlog.queued.values())
     assert backlog.work_ns == sum(
@@ -124,6 +125,10 @@ def backlog_is_what_waits(known: ModelState) -> None:
         assert mine.count == sum(q.ready.size + q.late.size for q in mine.classes.values()) > 0
         assert changes.get(tenant) == mine.change_at
     assert set(changes) <= set(backlog.tenants)
+    bounded = {one: live[RequestId(one)].wait_until for one in waits(backlog)}
+    assert sorted(backlog.bounded) == sorted(
+        (until, one) for one, until in bounded.items() if until is not None
+    )
 
 
 def fleet_is_consistent(state: PlaneState, known: ModelState) -> None:
@@ -193,4 +198,5 @@ def over(plane: Plane) -> None:
         assert not any(known.backlog.weights.values())
         assert not known.backlog.tenants
         assert not known.backlog.changes.size
+        assert not known.backlog.bounded.size
     assert plane.next_timer() is None

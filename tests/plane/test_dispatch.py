@@ -11,7 +11,7 @@ from headrace.model.slo import Outcome
 from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import Window
-from headrace.policy.ordering.orders import Fifo
+from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.units import InstantNs, later
 from tests.plane import invariants
 from tests.plane.scenes import H100, MS, Driver, S, config, patient, small
@@ -77,6 +77,55 @@ def test_when_the_next_one_expires_the_one_behind_it_is_tried() -> None:
     assert [f.reason for f in made.failed()] == [Reason.EXPIRED]
     invariants.hold(made.plane, made.now)
     assert behind in made.plane.state.live
+
+
+@pytest.mark.parametrize("order", [Fifo(), TenantFirst()], ids=["fifo", "tenant first"])
+def test_a_wait_ends_when_the_caller_said(order: Ordering) -> None:
+    """Whatever the class: one that never expires, and one whose own bound is later."""
+    classes = (patient(), ClassSpec(name="chat", ttft_ms=60_000.0))
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=classes, ordering=order))
+    running = made.arrive(ttl_ns=1)
+    ids = [
+        made.arrive("b", slo_class=slo_class, ttl_ns=ttl)
+        for slo_class, ttl in (("patient", 2 * S), ("chat", 3 * S), ("chat", None))
+    ]
+    invariants.hold(made.plane, made.now)
+    made.wait(2 * S - 1)
+    assert not made.failed()
+    made.wait(1)
+    assert [(f.request, f.reason) for f in made.failed()] == [(ids[0], Reason.WAITED_OUT)]
+    made.configure(config(pools=ONE_AT_A_TIME, classes=classes, ordering=order), revision=2)
+    invariants.hold(made.plane, made.now)
+    made.wait(1 * S)
+    assert [(f.request, f.reason) for f in made.failed()[1:]] == [(ids[1], Reason.WAITED_OUT)]
+    assert {row.outcome for row in made.rows()} == {Outcome.TIMEOUT}
+    made.serve(running)
+    assert waiting(made) == [], "who runs has no such bound, and who has none waits on"
+    made.serve(ids[2])
+    invariants.over(made.plane)
+
+
+def test_a_caller_cannot_wait_longer_than_its_class_lets_it() -> None:
+    classes = (ClassSpec(name="chat", ttft_ms=1_000.0),)
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=classes, admission=AUDIT))
+    made.arrive()
+    made.arrive(ttl_ns=60 * S)
+    made.wait(2 * S)
+    assert [f.reason for f in made.failed()] == [Reason.EXPIRED]
+    assert made.plane.next_timer() is None
+
+
+def test_a_wait_that_ends_lets_the_one_behind_it_try() -> None:
+    settings = config(
+        pools=(PoolSpec(name="p", model="m", profile=small(16_384)),), classes=(patient(),)
+    )
+    made = Driver(settings)
+    made.first(made.live(made.arrive("a", 9_000)).attempt)
+    made.arrive("b", 9_000, ttl_ns=1 * S)
+    behind = made.arrive("b", 100)
+    assert behind in waiting(made)
+    made.wait(1 * S)
+    assert waiting(made) == []
 
 
 def test_a_tick_that_changes_whose_turn_it_is_lets_the_next_one_try() -> None:

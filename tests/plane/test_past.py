@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.event import RequestArrived, TimerDue
+from headrace.model.request import Request
 from headrace.plane.core import Plane
 from headrace.plane.journal import (
     VERSION,
@@ -140,3 +141,19 @@ def test_a_checkpoint_at_the_end_leaves_nothing_to_replay() -> None:
     found = thaw(made.written()[-1])
     assert found.records == 0
     assert found.plane.freeze() == made.plane.freeze()
+
+
+def test_what_was_written_before_waits_could_be_bounded_is_read() -> None:
+    """A request and a backlog without the field go on as ones that have no bound."""
+    made = Recorded()
+    made.arrive()
+    request = made.live(1).request
+    old = msgspec.to_builtins(request)
+    assert old.pop("ttl_ns") is None
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=Request) == request
+    state = msgspec.msgpack.decode(made.plane.freeze())
+    for known in state["models"].values():
+        del known["backlog"]["bounded"]
+    for live in state["live"].values():
+        del live["request"]["ttl_ns"]
+    assert Plane.thaw(msgspec.msgpack.encode(state)).freeze() == made.plane.freeze()

@@ -180,13 +180,14 @@ class WholePlane(RuleBasedStateMachine):
                 st.sampled_from((100, 1_500, 3_000, 6_000, 12_000)),
                 st.integers(0, 4),
                 st.sampled_from((None, None, 1, 600)),
+                st.sampled_from((None, None, 1, 300 * MS)),
             ),
             min_size=1,
             max_size=8,
         )
     )
-    def burst(self, burst: list[tuple[str, str, int, int, int | None]]) -> None:
-        for tenant, slo_class, tokens, prefix, output in burst:
+    def burst(self, burst: list[tuple[str, str, int, int, int | None, int | None]]) -> None:
+        for tenant, slo_class, tokens, prefix, output, ttl in burst:
             self.offer(
                 prefix,
                 tenant=tenant,
@@ -194,6 +195,7 @@ class WholePlane(RuleBasedStateMachine):
                 slo_class=slo_class,
                 input_tokens=tokens,
                 max_output=output,
+                ttl_ns=ttl,
             )
 
     @rule(
@@ -206,6 +208,7 @@ class WholePlane(RuleBasedStateMachine):
                 "max_output": st.sampled_from((None, None, 1, 10**12)),
                 "ttft_ns": st.sampled_from((None, 50 * MS, 1_000 * S)),
                 "gap_ns": st.sampled_from((None, 1, 8 * MS)),
+                "ttl_ns": st.sampled_from((None, 1, 10**18)),
             }
         )
     )

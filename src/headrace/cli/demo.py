@@ -19,8 +19,8 @@ from rich.live import Live
 from headrace.cli import demo_scene as scene
 from headrace.cli.demo_table import Board
 from headrace.cli.errors import OK
-from headrace.cli.keys import key_hash, minted
 from headrace.cli.live import recorded
+from headrace.gateway.auth import key_hash, minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import Gateway, listen
 from headrace.load.caller import Answer, Place

@@ -1,7 +1,5 @@
 """`headrace key new`: an API key, told once, and the line that grants it."""
 
-import hashlib
-import secrets
 import sys
 from typing import Annotated
 
@@ -10,19 +8,7 @@ from cyclopts import Parameter
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.load import parse
 from headrace.config.schema import AdminKeySpec, KeySpec
-
-_PREFIX = "sk-hr-"
-_BYTES = 32
-
-
-def minted() -> str:
-    """Return a new key: 256 random bits, in letters that need no quoting anywhere."""
-    return _PREFIX + secrets.token_urlsafe(_BYTES)
-
-
-def key_hash(key: str) -> str:
-    """Return what the configuration holds instead of the key."""
-    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+from headrace.gateway.auth import key_hash, minted
 
 
 def new(

@@ -13,8 +13,8 @@ import uvloop
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.cli.keys import key_hash, minted
 from headrace.config.schema import EmulatorSpec, JournalSpec, KeySpec, ServerSpec, Settings
+from headrace.gateway.auth import key_hash, minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.server import Gateway, listen

@@ -18,11 +18,11 @@ from cyclopts import Parameter
 from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
-from headrace.cli.keys import key_hash, minted
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved, resolve, resolved
 from headrace.config.schema import Settings
 from headrace.gateway.audit import LOG as AUDIT
+from headrace.gateway.auth import key_hash, minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.handover import Heir, Succession

@@ -5,6 +5,7 @@ Whoever gets past the guard may do everything; probes of health alone need no ke
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,8 +21,17 @@ from headrace.config.errors import ConfigError
 from headrace.gateway import health
 from headrace.gateway.driver import Driver
 from headrace.gateway.guard import Denied, Guard
-from headrace.gateway.http import CallerGoneError, Receive, Scope, Send, TooLargeError, read_body
+from headrace.gateway.http import (
+    CallerGoneError,
+    Receive,
+    Scope,
+    Send,
+    TooLargeError,
+    TooSlowError,
+    read_body,
+)
 from headrace.gateway.limits import balances
+from headrace.gateway.litellm import Keys
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
 from headrace.gateway.steward import (
@@ -57,7 +67,7 @@ class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application over one gateway."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         guard: Guard,
@@ -65,11 +75,17 @@ class Admin:
         metrics: Metrics,
         overview: Overview,
         *,
+        patience_s: float | None = None,
         reread: Reread | None = None,
     ) -> None:
-        """Show and change what it is given; `reread` reads the configuration anew, if it can be."""
+        """Show and change what it is given; `reread` reads the configuration anew, if it can be.
+
+        `patience_s`: seconds that the body of a call may take.
+        """
         self._driver, self._guard, self._steward = driver, guard, steward
         self._metrics, self._overview, self._reread = metrics, overview, reread
+        self._patience_s = patience_s
+        self._keys = keys = Keys(steward)
         self._app = Starlette(
             routes=[
                 Route("/metrics", self._show_metrics),
@@ -81,6 +97,10 @@ class Admin:
                 Route("/keys", self._show_keys),
                 Route("/freeze", self._freeze, methods=["POST"]),
                 Route("/drain", self._drain, methods=["POST"]),
+                Route("/key/generate", self._key(keys.generate), methods=["POST"]),
+                Route("/key/update", self._key(keys.update), methods=["POST"]),
+                Route("/key/delete", self._key(keys.delete), methods=["POST"]),
+                Route("/key/info", self._show_key),
                 Route("/state", self._show_state),
                 *(Route(path, self._live) for path in health.LIVE),
                 *(Route(path, self._ready) for path in health.READY),
@@ -89,6 +109,7 @@ class Admin:
                 HTTPException: _http_error,
                 ChangeRefusedError: _refused,
                 TooLargeError: _too_large,
+                TooSlowError: _too_slow,
                 CallerGoneError: _gone,
             },
         )
@@ -158,6 +179,9 @@ class Admin:
             {"total": len(settings.keys), "keys": rows, "admin": [key.name for key in admins]}
         )
 
+    async def _show_key(self, request: Request) -> Response:
+        return _json(self._keys.info(request.query_params.get("key")))
+
     async def _show_state(self, _: Request) -> Response:
         taken = self._overview.take(self._metrics.labels(), frozen=self._steward.frozen)
         return _json(taken.state() if taken.small else await asyncio.to_thread(taken.state))
@@ -171,11 +195,11 @@ class Admin:
     # What may be changed ----------------------------------------------------------------------
 
     async def _change_policy(self, request: Request) -> Response:
-        asked = await _body(request, PolicyChange)
+        asked = await self._body(request, PolicyChange)
         return _json(self._steward.change(request.scope[_WHO], asked))
 
     async def _reload(self, request: Request) -> Response:
-        await _body(request, Nothing)
+        await self._body(request, Nothing)
         if self._reread is None:
             raise ChangeRefusedError(409, "no_file", "The gateway was started without a file.")
         try:
@@ -186,23 +210,31 @@ class Admin:
         return _json(applied)
 
     async def _freeze(self, request: Request) -> Response:
-        asked = await _body(request, Freeze)
+        asked = await self._body(request, Freeze)
         self._steward.freeze(request.scope[_WHO], frozen=asked.frozen)
         return _json({"frozen": self._steward.frozen})
 
     async def _drain(self, request: Request) -> Response:
-        await _body(request, Nothing)
+        await self._body(request, Nothing)
         self._steward.drain(request.scope[_WHO])
         return _json({"draining": self._driver.draining, "live": self._driver.live})
 
+    def _key(self, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Any]:
+        """Return what answers a change of keys."""
 
-async def _body(request: Request, type_: type[T]) -> T:
-    """Return a body of JSON; none at all asks for the defaults."""
-    content = await read_body(request.scope, request.receive, BODY_LIMIT)
-    try:
-        return msgspec.json.decode(content or b"{}", type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+        async def change(request: Request) -> Response:
+            asked = await self._body(request, dict[str, Any])
+            return _json(act(request.scope[_WHO], asked))
+
+        return change
+
+    async def _body(self, request: Request, type_: type[T]) -> T:
+        """Return a body of JSON; none at all asks for the defaults."""
+        content = await read_body(request.scope, request.receive, BODY_LIMIT, self._patience_s)
+        try:
+            return msgspec.json.decode(content or b"{}", type=type_)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ChangeRefusedError(400, "invalid_value", str(error)) from None
 
 
 def _page(request: Request, rows: tuple[T, ...]) -> tuple[T, ...]:
@@ -252,6 +284,11 @@ def _refused(_: Request, error: Exception) -> Response:
 
 def _too_large(_: Request, __: Exception) -> Response:
     return _error(413, "request_too_large", "The body is too large.")
+
+
+def _too_slow(_: Request, __: Exception) -> Response:
+    message = "The request took too long to arrive."
+    return _error(408, "request_timeout", message, {"connection": "close"})
 
 
 def _gone(_: Request, __: Exception) -> Response:

@@ -33,13 +33,14 @@ from headrace.gateway.http import (
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.prefix import CHUNK_TOKENS, identities
 from headrace.gateway.stream import Stream
+from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Ask, Route
 from headrace.ports.tokens import Count
-from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, Tokens, to_ms
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
@@ -156,6 +157,8 @@ class App:
 
     async def _refuse(self, exchange: Exchange, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away what the plane never saw; a known key is told its limits all the same."""
+        if exchange.route is None:
+            exchange.route = _spoken(exchange.scope["path"])
         if exchange.tenant is not None:
             exchange.headers += rate_headers(self._driver.plane, exchange.tenant)
         await exchange.refuse(fault, *more)
@@ -173,7 +176,8 @@ class App:
         if exchange.scope["method"] in methods:
             await act(exchange)
         else:
-            await exchange.refuse(edge(Edge.METHOD), (b"allow", ", ".join(methods).encode()))
+            allowed = b"allow", ", ".join(methods).encode()
+            await self._refuse(exchange, edge(Edge.METHOD), allowed)
 
     async def _live(self, exchange: Exchange) -> None:
         found = health.live(self._driver)
@@ -207,6 +211,7 @@ class App:
                 self._limits.body_limit_bytes,
                 self._limits.header_timeout_s,
             )
+        exchange.read_at = self._clock.now()
         with self._open:
             stream = await self._offered(exchange, tenant, route, content)
             del content  # it is large, and a long stream need not keep it
@@ -231,6 +236,8 @@ class App:
         """Pass the answer on, and have nobody work on it longer than it is waited for."""
         request, told = stream.request, exchange.headers
         try:
+            spent = to_ms(self._clock.now() - exchange.read_at)
+            told.append((b"x-headrace-overhead-ms", b"%.3f" % spent))
             told.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
             told += rate_headers(self._driver.plane, request.tenant)
             if self._observed is not None and (would := self._observed(request.id)) is not None:
@@ -289,6 +296,7 @@ class App:
             if replay_input is not None:
                 tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
+        wished = _wished(exchange, tenant)
         ttft_ms, tpot_ms = _number(exchange, *_TTFT), _number(exchange, *_TPOT)
         request = Request(
             id=self._driver.mint(),
@@ -306,6 +314,7 @@ class App:
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
+            ttl_ns=wished.ttl_ns,
         )
         ask = Ask(
             route=asked.route,
@@ -314,6 +323,7 @@ class App:
             usage_shown=asked.usage_shown,
             replay_input=None if replay_input is None else Tokens(replay_input),
             replay_output=None if replay_output is None else Tokens(replay_output),
+            session=wished.session,
         )
         return request, ask
 
@@ -333,6 +343,12 @@ class App:
         return None
 
 
+def _spoken(path: str) -> Route | None:
+    """Return the route whose callers' words are spoken at a path, though nothing may be served there."""
+    inside = path == Route.MESSAGES or path.startswith(f"{Route.MESSAGES}/")
+    return Route.MESSAGES if inside else None
+
+
 def _invalid(message: str, param: str | None) -> RefusedError:
     return RefusedError(edge(Edge.MALFORMED, message, param))
 
@@ -345,6 +361,14 @@ def _read(route: Route, content: bytes) -> Asked:
         return read(route, content)
     except UnicodeDecodeError:
         raise _invalid("The body is not UTF-8.", None) from None
+    except InvalidError as error:
+        raise _invalid(error.message, error.param) from None
+
+
+def _wished(exchange: Exchange, tenant: TenantId) -> Wishes:
+    """Return what the headers ask for, or blame the one that is wrong."""
+    try:
+        return wishes(exchange.scope["headers"], tenant)
     except InvalidError as error:
         raise _invalid(error.message, error.param) from None
 

@@ -4,6 +4,7 @@ Keys are known by their SHA-256 alone and are never logged.
 """
 
 import hmac
+import secrets
 from collections.abc import Iterable
 from hashlib import sha256
 
@@ -13,6 +14,18 @@ from headrace.model.ids import TenantId
 _SCHEME = b"bearer "
 _LABEL = "sha256:"
 _HEAD = 8
+_PREFIX = "sk-hr-"
+_BYTES = 32
+
+
+def minted() -> str:
+    """Return a new key: 256 random bits, in letters that need no quoting anywhere."""
+    return _PREFIX + secrets.token_urlsafe(_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """Return what is kept instead of the key."""
+    return _LABEL + sha256(key.encode()).hexdigest()
 
 
 class KeyRing:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import uvicorn
 from msgspec import Struct
 
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -14,6 +14,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
+from headrace.gateway.grants import Grants
 from headrace.gateway.guard import Guard
 from headrace.gateway.metrics import Metrics, Sources
 from headrace.gateway.overview import Overview
@@ -36,6 +37,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """None as well where it holds the decisions of another plane than the driver's."""
     dropped: Mapping[str, Callable[[], int]]
     """By family, what a sink could not keep."""
+    grants: Grants
+    """Keys that were made while earlier processes ran."""
     observing: bool = False
     """All may pass, and the configuration only watches."""
 
@@ -60,7 +63,6 @@ class Followers:
 
 def admin(
     settings: Settings,
-    spec: AdminSpec,
     clock: Clock,
     parts: Parts,
     *,
@@ -68,6 +70,8 @@ def admin(
     reread: Reread | None = None,
 ) -> Admin:
     """Return the admin application over a gateway that starts with `settings` as `revision`."""
+    spec = settings.admin
+    assert spec is not None, "there is an admin side"
     guard = Guard(spec, clock)
     steward = Steward(
         parts.driver,
@@ -77,6 +81,7 @@ def admin(
         Followers(parts),
         revision=revision,
     )
+    steward.grants = parts.grants
     steward.observing = parts.observing
     sources = Sources(
         refusals=lambda: parts.app.refusals,
@@ -92,6 +97,7 @@ def admin(
         steward,
         Metrics(parts.driver, parts.feed, clock, sources, spec.tenant_series),
         Overview(parts.driver, parts.feed, clock),
+        patience_s=settings.server.header_timeout_s,
         reread=reread,
     )
 

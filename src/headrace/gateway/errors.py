@@ -162,6 +162,14 @@ REASONS: dict[Reason, Face] = {
         "The deadline of the first token passed in the queue.",
         dropped="rejected-ttl-expired",
     ),
+    Reason.WAITED_OUT: Face(
+        504,
+        _TIMEOUT,
+        "deadline_exceeded",
+        "It waited in the queue for as long as the request lets it.",
+        param="x-llm-d-inference-ttl",
+        dropped="rejected-ttl-expired",
+    ),
     Reason.REPLICA_LOST: Face(
         502, _SERVER, "upstream_error", "The replica was lost.", retryable=True, dropped="evicted"
     ),

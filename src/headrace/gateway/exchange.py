@@ -23,7 +23,7 @@ from headrace.gateway.stream import Chunk, Cut, Done, End, Left, Stream
 from headrace.gateway.wire import WIRE, Wire
 from headrace.model.ids import TenantId
 from headrace.ports.engine import Refusal, Route
-from headrace.units import to_ms
+from headrace.units import InstantNs, to_ms
 
 KEEP_ALIVE_S = 10.0
 """Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
@@ -53,6 +53,8 @@ class Exchange:
         """What it was refused with, if the plane never saw it."""
         self.tenant: TenantId | None = None
         """Whose key it showed, once that is known."""
+        self.read_at = InstantNs(0)
+        """When its body was read."""
 
     def header(self, *names: bytes) -> bytes | None:
         """Return the value of the leftmost of the names that is there."""
@@ -154,6 +156,7 @@ class Exchange:
             (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
             (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
             (b"x-headrace-attempts", b"1"),
+            (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
             (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
         ]
 

@@ -4,13 +4,11 @@ Read off the ledger's buckets right after a decision, so that they show this ver
 is no second count that could differ.
 """
 
+from headrace.gateway.durations import written
 from headrace.gateway.errors import Headers
 from headrace.model.ids import TenantId
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Bucket
-from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, ceil_div
-
-_MINUTE, _HOUR = 60, 3_600
 
 
 def balances(plane: Plane, tenant: TenantId) -> dict[str, Bucket]:
@@ -38,22 +36,9 @@ def rate_headers(plane: Plane, tenant: TenantId) -> Headers:
         values = {
             "limit": str(bucket.limit),
             "remaining": str(max(0, bucket.level)),
-            "reset": duration(bucket.wait_ns(bucket.limit)),
+            "reset": written(bucket.wait_ns(bucket.limit)),
         }
         told += [
             (f"x-ratelimit-{word}-{name}".encode(), text.encode()) for word, text in values.items()
         ]
     return told
-
-
-def duration(wait: DurationNs) -> str:
-    """Return a wait as Go writes it (`250ms`, `1s`, `6m0s`), rounded up, never too short."""
-    millis = ceil_div(wait, NS_PER_MS)
-    if 0 < millis < NS_PER_S // NS_PER_MS:
-        return f"{millis}ms"
-    whole = ceil_div(wait, NS_PER_S)
-    hours, rest = divmod(whole, _HOUR)
-    minutes, secs = divmod(rest, _MINUTE)
-    if hours:
-        return f"{hours}h{minutes}m{secs}s"
-    return f"{minutes}m{secs}s" if minutes else f"{secs}s"

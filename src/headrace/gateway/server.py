@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import uvicorn
+from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import AdminSpec, JournalSpec, Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -26,6 +27,7 @@ from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import engines, prices
+from headrace.gateway.grants import Grants, with_tenants
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
@@ -119,6 +121,16 @@ def _told(shadow: Shadow | None, beside: Beside | None) -> Callable[[RequestId],
     return shadow.verdict if shadow is not None and beside is not None and beside.shown else None
 
 
+def _granted(
+    settings: Settings, beside: Beside | None, journal: HeldJournal | None
+) -> tuple[Settings, Beside | None, Grants]:
+    """Add the keys that were made while earlier processes ran, to a shadow's tenants as well."""
+    grants = Grants(None if journal is None else journal.folder)
+    if beside is not None:
+        beside = replace(beside, config=with_tenants(beside.config, grants.all))
+    return grants.beside(settings), beside, grants
+
+
 @asynccontextmanager
 async def _answering(server: AdminServer | None, sock: socket.socket | None) -> AsyncIterator[None]:
     """Answer on the admin socket, if there is one, for as long as the block lasts."""
@@ -152,15 +164,16 @@ class Gateway:
     ) -> None:
         """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
-        Raises ConfigError for what may be configured and is not served yet.
-        `concluded` is told of each request that is over; `reread` reads the configuration anew;
-        `beside` has another plane decide without effect.
+        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded`
+        is told of each request that is over; `reread` reads the configuration anew; `beside` has
+        another plane decide without effect.
         """
-        config = settings.deployment
         _refuse_fan_out(settings)
-        self._settings, self._config = settings, config
         self._files = ExitStack()
-        self._kept = journal = self._journal()
+        self._kept = journal = self._journal(settings.journal)
+        settings, beside, grants = _granted(settings, beside, journal)
+        config = settings.deployment
+        self._settings, self._config = settings, config
         past = recall(journal, clock, config)
         self._revision = past.revision(config)
         observing = beside is not None and beside.observed
@@ -193,11 +206,11 @@ class Gateway:
                 feed=feed,
                 audit=audit,
                 decisions=None if observing else decisions,
+                grants=grants,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
-            spec, revision = settings.admin, self._revision
-            self.admin = admin(settings, spec, clock, parts, revision=revision, reread=reread)
+            self.admin = admin(settings, clock, parts, revision=self._revision, reread=reread)
             self._admin_server = AdminServer(self.admin)
 
     async def serve(
@@ -309,8 +322,7 @@ class Gateway:
             counting=tokenizers,
         )
 
-    def _journal(self) -> HeldJournal | None:
-        spec = self._settings.journal
+    def _journal(self, spec: JournalSpec) -> HeldJournal | None:
         if spec.path is None:
             return None
         keep_bytes = int(spec.keep_gib * _GIB_IN_MIB) * MIB

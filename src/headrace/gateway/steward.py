@@ -18,6 +18,7 @@ from headrace.config.check import Problem, Severity, problems
 from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver
+from headrace.gateway.grants import Grant, Grants, minus, plus
 from headrace.policy.admission.gates import GateMode
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock
@@ -123,6 +124,8 @@ class Steward:
         """Keep what the process starts with as the first revision."""
         self._driver, self._clock, self._audit, self._follower = driver, clock, audit, follower
         self.settings = settings
+        self.grants = Grants()
+        """The keys that were made while it ran; they are in the settings."""
         self.frozen = False
         """Whether changes of policy and of scale are refused."""
         self.observing = False
@@ -158,7 +161,11 @@ class Steward:
         return self._apply(who, what, replace(self.settings, deployment=back))
 
     def reload(self, who: str, settings: Settings) -> Applied:
-        """Go by what the configuration file says now; refused if some of it needs a restart."""
+        """Go by what the configuration file says now; refused if some of it needs a restart.
+
+        Keys made while it ran stay.
+        """
+        settings = plus(settings, self.grants.all)
         found = changes(self.settings, settings)
         fixed = sorted(path for path in found if _is_fixed(path))
         if bool(settings.keys) is not bool(self.settings.keys):
@@ -167,6 +174,19 @@ class Steward:
             message = f"Only a restart can change: {', '.join(fixed)}."
             raise ChangeRefusedError(409, "needs_restart", message)
         return self._apply(who, "reload", settings)
+
+    def grant(self, who: str, what: str, grants: tuple[Grant, ...]) -> Applied:
+        """Go by these keys instead of those made so far; they are kept before they open anything."""
+
+        def keep() -> None:
+            try:
+                self.grants.keep(grants)
+            except OSError as error:
+                message = f"The keys cannot be written: {error.strerror}."
+                raise ChangeRefusedError(500, "internal_error", message) from None
+
+        settings = plus(minus(self.settings, self.grants.all), grants)
+        return self._apply(who, what, settings, keep)
 
     def freeze(self, who: str, *, frozen: bool) -> None:
         """Refuse, or allow again, changes of policy and of scale."""
@@ -182,7 +202,10 @@ class Steward:
             self._driver.refuse_newcomers()
             self._note(who, "drain", {"draining": (False, True)})
 
-    def _apply(self, who: str, what: str, settings: Settings) -> Applied:
+    def _apply(
+        self, who: str, what: str, settings: Settings, keep: Callable[[], None] | None = None
+    ) -> Applied:
+        """Make a change, if it may be; `keep` is called when nothing can refuse it any more."""
         self._whole()
         if self.observing:
             message = (
@@ -200,6 +223,8 @@ class Steward:
         warnings = tuple(map(_line, told))
         if not found:
             return Applied(revision=self._driver.revision, changes={}, warnings=warnings)
+        if keep is not None:
+            keep()
         config, revision = settings.deployment, self._driver.revision + 1
         self._follower.prepare(revision, canonical(config))
         self._driver.reconfigure(config, revision)

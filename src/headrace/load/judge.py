@@ -140,7 +140,7 @@ def _fate(answer: Answer) -> tuple[bool, Reason | None, Outcome | None]:
 def _outcome(answer: Answer) -> Outcome:
     if answer.failure is Failure.STOPPED:
         return Outcome.CLIENT_CANCEL
-    if answer.failure is Failure.TIMEOUT or answer.reason == Reason.EXPIRED:
+    if answer.failure is Failure.TIMEOUT or answer.reason in (Reason.EXPIRED, Reason.WAITED_OUT):
         return Outcome.TIMEOUT
     whole = answer.status == _OK and answer.complete and answer.failure is None
     return Outcome.SUCCESS if whole else Outcome.ERROR

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     GAP_BOUND = "gap_bound"
     QUEUE_PRESSURE = "queue_pressure"
     EXPIRED = "expired"
+    WAITED_OUT = "waited_out"
     REPLICA_LOST = "replica_lost"
     UPSTREAM_ERROR = "upstream_error"
     RESTARTED = "restarted"

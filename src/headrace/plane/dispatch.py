@@ -69,7 +69,11 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
 
 
 def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
-    """Bring every listing up to date that time alone has changed."""
+    """End every wait that is over, and bring listings up to date that time alone has changed."""
+    while (overdue := known.backlog.overdue(now)) is not None:
+        live = m.state.live[overdue]
+        leave(m, live, known, now)
+        _expire(m, live, now, Reason.WAITED_OUT)
     while (tenant := known.backlog.due(now)) is not None:
         relist(m, model, known, tenant, now)
 
@@ -85,10 +89,15 @@ def relist(
         if not m.spec_of(live).expire:
             continue
         _take(m, model, known, live)
-        m.out.append(Fail(request=request, decision=live.decision, reason=Reason.EXPIRED))
-        m.conclude(live, now, Outcome.TIMEOUT, reason=Reason.EXPIRED)
+        _expire(m, live, now, Reason.EXPIRED)
     if tenant in backlog.tenants:
         backlog.refresh(order, tenant, m.state.ledger.counter(model, tenant), now)
+
+
+def _expire(m: Machine, live: Live, now: InstantNs, reason: Reason) -> None:
+    """Tell a request's caller that its time is up; it waits no more."""
+    m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+    m.conclude(live, now, Outcome.TIMEOUT, reason=reason)
 
 
 def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
@@ -102,7 +111,9 @@ def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
 
 def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
     place = (live.key, int(live.request.id))
-    emptied = known.backlog.take(live.request.tenant, live.slo_class, place, late=live.late)
+    emptied = known.backlog.take(
+        live.request.tenant, live.slo_class, place, late=live.late, until=live.wait_until
+    )
     if emptied:
         m.state.ledger.leave_queue(model, live.request.tenant)
 

@@ -334,7 +334,8 @@ def _enqueue(m: Machine, asked: _Asked, live: Live, now: InstantNs) -> None:
     tenant, backlog = live.request.tenant, asked.known.backlog
     least = backlog.least()
     place = (live.key, int(live.request.id))
-    idle = backlog.add(tenant, asked.weight, asked.slo_class, place, asked.demand.work_p50_ns)
+    work, until = asked.demand.work_p50_ns, live.wait_until
+    idle = backlog.add(tenant, asked.weight, asked.slo_class, place, work, until)
     if idle:
         m.state.ledger.lift(asked.model, tenant, least)
     relist(m, asked.model, asked.known, tenant, now)

@@ -96,6 +96,8 @@ class Backlog(Struct):
     """By class, those that can wait or are hopeless, by turn: they go when nobody is urgent."""
     changes: Ranked[str] = field(default_factory=Ranked)
     """Tenants by the instant their listing changes."""
+    bounded: Ranked[int] = field(default_factory=Ranked)
+    """Requests whose callers bound the wait, by when that ends it."""
     queued: dict[ClassName, int] = {}
     work: dict[ClassName, int] = {}
     """Predicted work that waits, by class."""
@@ -105,12 +107,21 @@ class Backlog(Struct):
     work_ns: int = 0
 
     def add(
-        self, tenant: TenantId, weight: int, slo_class: ClassName, place: tuple[int, int], work: int
+        self,
+        tenant: TenantId,
+        weight: int,
+        slo_class: ClassName,
+        place: tuple[int, int],
+        work: int,
+        until: InstantNs | None = None,
     ) -> bool:
         """Queue a request at `place` = (key, request id); returns whether its tenant was idle.
 
-        The caller must `refresh` the tenant before the next turn.
+        `until`: when its caller's own bound on the wait ends. The caller must `refresh` the tenant
+        before the next turn.
         """
+        if until is not None:
+            self.bounded.add(until, place[1])
         mine = self.tenants.get(tenant)
         idle = mine is None
         if mine is None:
@@ -127,12 +138,20 @@ class Backlog(Struct):
         return idle
 
     def take(
-        self, tenant: TenantId, slo_class: ClassName, place: tuple[int, int], *, late: bool
+        self,
+        tenant: TenantId,
+        slo_class: ClassName,
+        place: tuple[int, int],
+        *,
+        late: bool,
+        until: InstantNs | None = None,
     ) -> bool:
-        """Take a request out; returns whether its tenant has nothing left waiting.
+        """Take a request out, queued with this `until`; returns whether its tenant has none left.
 
         The caller must `refresh` the tenant before the next turn, unless nothing is left.
         """
+        if until is not None:
+            self.bounded.remove(until, place[1])
         mine = self.tenants[tenant]
         queue = mine.classes[slo_class]
         work = (queue.late if late else queue.ready).remove(*place)
@@ -192,10 +211,17 @@ class Backlog(Struct):
         first = self.changes.first()
         return TenantId(first[1]) if first is not None and first[0] <= now else None
 
+    def overdue(self, now: InstantNs) -> RequestId | None:
+        """Return a request that has waited for as long as its caller lets it, or None."""
+        first = self.bounded.first()
+        return RequestId(first[1]) if first is not None and first[0] <= now else None
+
     def next_change(self) -> InstantNs | None:
-        """Return when time alone changes a listing next."""
-        first = self.changes.first()
-        return InstantNs(first[0]) if first is not None else None
+        """Return when time alone changes a listing, or ends a wait, next."""
+        first, bound = self.changes.first(), self.bounded.first()
+        if first is None or (bound is not None and bound[0] < first[0]):
+            return None if bound is None else InstantNs(bound[0])
+        return InstantNs(first[0])
 
     def next_turn(self, blocked: frozenset[ClassName]) -> Turn | None:
         """Return whose turn it is among classes not blocked, or None if nobody waits in them."""

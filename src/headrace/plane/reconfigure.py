@@ -78,6 +78,7 @@ def _relist(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> 
                 live.slo_class,
                 (live.key, int(live.request.id)),
                 live.demand.work_p50_ns,
+                live.wait_until,
             )
     for tenant in list(known.backlog.tenants):
         dispatch.relist(m, model, known, tenant, now)

@@ -26,7 +26,7 @@ from headrace.plane.pace import Pace
 from headrace.plane.queues import Backlog
 from headrace.plane.rate import Rate
 from headrace.policy.predict.windows import Windows
-from headrace.units import DurationNs, InstantNs
+from headrace.units import DurationNs, InstantNs, later
 
 
 class Phase(StrEnum):
@@ -76,6 +76,12 @@ class Live(Struct):
     dispatched_at: InstantNs = InstantNs(0)
     made: int = 0
     """Tokens it is known to have made, once its attempt is closed."""
+
+    @property
+    def wait_until(self) -> InstantNs | None:
+        """When its caller's own bound on the wait ends it, if it gave one."""
+        ttl = self.request.ttl_ns
+        return None if ttl is None else later(self.entry.arrived_at, ttl)
 
     def advance(self, phase: Phase) -> None:
         """Move on; an illegal move is a bug and changes nothing."""

@@ -50,6 +50,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     """The true output length, told by a trusted replay. The plane never sees it."""
     replay_input: Tokens | None = None
     """The length that the prompt stands for, told likewise."""
+    session: bytes | None = None
+    """Which session it belongs to, in a form that engines may know: plain, short, no tenant's own."""
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ CONTROLS = (
     b"x-gateway-model-name-rewrite: gpt",
     b"x-headrace-replay-output: 3",
     b"x-session-id: s",
+    b"x-llm-d-inference-ttl: 2s",
     b"idempotency-key: i",
     b"x-api-key: sk-free",
     b"cookie: c",
@@ -52,6 +53,7 @@ async def test_control_headers_and_the_callers_key_stay_here(world: World) -> No
     fields = dict(line.lower().split(b": ", 1) for line in top.split(b"\r\n")[1:])
     mark = fields.pop(b"x-request-id")
     assert mark.startswith(b"headrace-")
+    assert len(fields.pop(b"x-session-id")) == 32, "a hash, of the caller's session"
     assert fields == {
         b"host": b"127.0.0.1:%d" % world.engine.port,
         b"authorization": b"bearer " + ENGINE_KEY.encode(),

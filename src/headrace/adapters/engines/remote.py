@@ -82,6 +82,9 @@ class RemoteEngine:
         flight = _Flight(self, call)
         self._flights[call.dispatch.attempt] = flight
         ask = call.ask
+        headers = [(b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt))]
+        if ask.session is not None:
+            headers.append((b"x-session-id", ask.session))
         flight.exchange = self.upstream.ask(
             ask.route,
             edited(ask, call.dispatch, self.model),
@@ -89,7 +92,7 @@ class RemoteEngine:
             hide_usage=not ask.usage_shown,
             timeouts=self._timeouts,
             meter=call.meter,
-            headers=((b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt)),),
+            headers=tuple(headers),
         )
 
     def abort(self, attempt: AttemptId) -> None:

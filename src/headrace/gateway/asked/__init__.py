@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.gateway.asked import chat, completions, embeddings, messages, responses
 from headrace.gateway.asked.result import Asked, InvalidError
+from headrace.gateway.asked.size import PARTS_MAX, is_bounded
 from headrace.ports.engine import Route
 
 __all__ = ["Asked", "InvalidError", "read"]
@@ -29,6 +30,8 @@ def read(route: Route, content: bytes) -> Asked:
 
     Raises `InvalidError`, which blames the field that is wrong.
     """
+    if not is_bounded(content):
+        raise InvalidError(f"The body has more than {PARTS_MAX} strings, objects and lists.")
     try:
         return _READERS[route](content)
     except msgspec.ValidationError as error:

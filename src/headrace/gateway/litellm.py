@@ -1,0 +1,142 @@
+"""Keys managed while the gateway runs, in the calls and field names of LiteLLM's proxy.
+
+`key_alias` is a key's name and `team_id` a tenant. Limits are a tenant's: a key that is made without
+`team_id` gets a tenant of its own, by its own name, to hold them. What cannot be done is refused, never
+passed over. Keys of the configuration file are shown here and changed there.
+"""
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from headrace.config.schema import KeySpec
+from headrace.gateway.auth import key_hash, minted
+from headrace.gateway.grants import GRANTS_MAX, Grant
+from headrace.gateway.steward import ChangeRefusedError, Steward
+from headrace.model.deployment import TenantSpec
+
+_LIMITS = ("models", "tpm_limit", "rpm_limit", "max_parallel_requests")
+_GENERATE = ("key_alias", "team_id", *_LIMITS)
+_UPDATE = ("key", *_LIMITS)
+_DELETE = ("keys", "key_aliases")
+_NAME_BYTES = 6
+
+Asked = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Keys:
+    """What may be done to keys; each change is one of the steward's."""
+
+    def __init__(self, steward: Steward) -> None:
+        """Change what the steward keeps."""
+        self._steward = steward
+
+    def generate(self, who: str, asked: Asked) -> dict[str, Any]:
+        """Make a key, which the answer alone tells."""
+        _refuse_others(asked, _GENERATE)
+        if not self._steward.settings.keys:
+            message = "No key is asked for here; only a restart with `keys` can change that."
+            raise ChangeRefusedError(409, "needs_restart", message)
+        if len(self._grants) >= GRANTS_MAX:
+            message = f"{GRANTS_MAX} keys were made so; more belong into the configuration."
+            raise ChangeRefusedError(409, "too_many_keys", message)
+        limits = {name: asked[name] for name in _LIMITS if asked.get(name)}
+        name = asked.get("key_alias") or f"key-{secrets.token_hex(_NAME_BYTES)}"
+        team, tenant = asked.get("team_id") or None, None
+        if team is None:
+            tenant = _as({"name": name, **limits}, TenantSpec)
+        elif limits:
+            message = (
+                f"`{next(iter(limits))}` is the tenant's: leave out `team_id` for one of its own."
+            )
+            raise ChangeRefusedError(400, "invalid_value", message)
+        key = minted()
+        spec = _as({"name": name, "tenant": team or name, "hash": key_hash(key)}, KeySpec)
+        grants = (*self._grants, Grant(key=spec, tenant=tenant))
+        applied = self._steward.grant(who, f"key generate {spec.name}", grants)
+        return {"key": key, **self._shown(spec), "revision": applied.revision}
+
+    def update(self, who: str, asked: Asked) -> dict[str, Any]:
+        """Change the limits of a key that has a tenant of its own; null takes one away."""
+        _refuse_others(asked, _UPDATE)
+        grant = self._granted(self._known(asked.get("key")))
+        if grant.tenant is None:
+            message = (
+                f"The limits of key `{grant.key.name}` are those of tenant `{grant.key.tenant}`."
+            )
+            raise ChangeRefusedError(409, "not_its_own", message)
+        told = {name: asked[name] for name in _LIMITS if name in asked}
+        if told.get("models", ()) is None:
+            told["models"] = ()
+        tenant = _as({**msgspec.to_builtins(grant.tenant), **told}, TenantSpec)
+        changed = replace(grant, tenant=tenant)
+        grants = tuple(changed if one is grant else one for one in self._grants)
+        applied = self._steward.grant(who, f"key update {grant.key.name}", grants)
+        shown = self._shown(grant.key)
+        return {"key": grant.key.name, **shown, "revision": applied.revision}
+
+    def delete(self, who: str, asked: Asked) -> dict[str, Any]:
+        """Withdraw keys, all or none, with the tenants that were made for them."""
+        _refuse_others(asked, _DELETE)
+        told = [one for name in _DELETE for one in _as(asked.get(name) or [], list[str])]
+        gone = [self._granted(self._known(one)) for one in told]
+        if not gone:
+            raise ChangeRefusedError(400, "invalid_value", "Name `keys` or `key_aliases`.")
+        names = [one.key.name for one in gone]
+        grants = tuple(one for one in self._grants if one not in gone)
+        applied = self._steward.grant(who, f"key delete {', '.join(names)}", grants)
+        return {"deleted_keys": names, "revision": applied.revision}
+
+    def info(self, asked: str | None) -> dict[str, Any]:
+        """Return what is known of a key, given as itself or by its name; never the key."""
+        spec = self._known(asked)
+        return {"key": spec.name, "info": self._shown(spec)}
+
+    @property
+    def _grants(self) -> tuple[Grant, ...]:
+        return self._steward.grants.all
+
+    def _known(self, asked: object) -> KeySpec:
+        if not isinstance(asked, str) or not asked:
+            raise ChangeRefusedError(400, "invalid_value", "Name the key: itself, or its alias.")
+        digest, found = key_hash(asked), None
+        for spec in self._steward.settings.keys:
+            if spec.name == asked or hmac.compare_digest(spec.hash, digest):
+                found = spec
+        if found is None:
+            raise ChangeRefusedError(404, "key_not_found", "There is no such key.")
+        return found
+
+    def _granted(self, spec: KeySpec) -> Grant:
+        for grant in self._grants:
+            if grant.key.name == spec.name:
+                return grant
+        message = f"Key `{spec.name}` is the configuration file's: change it there, then reload."
+        raise ChangeRefusedError(409, "in_the_file", message)
+
+    def _shown(self, spec: KeySpec) -> dict[str, Any]:
+        tenants = self._steward.settings.deployment.tenants
+        tenant = next(one for one in tenants if one.name == spec.tenant)
+        limits = {name: getattr(tenant, name) for name in _LIMITS}
+        return {"key_alias": spec.name, "team_id": spec.tenant, **limits}
+
+
+def _refuse_others(asked: Asked, names: tuple[str, ...]) -> None:
+    """Refuse every field that says something we would not do."""
+    for name, value in asked.items():
+        says_nothing = value is None or value is False or value in ("", [], {})
+        if name not in names and not says_nothing:
+            message = f"`{name[:64]}` is not supported here; these are: {', '.join(names)}."
+            raise ChangeRefusedError(400, "unsupported_parameter", message)
+
+
+def _as(value: Any, type_: type[T]) -> T:
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        raise ChangeRefusedError(400, "invalid_value", str(error)) from None

@@ -1,0 +1,307 @@
+"""Keys made, changed and withdrawn while the gateway runs, as LiteLLM's callers do it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headrace.adapters.journal.ring import segments
+from headrace.config.errors import ConfigError
+from headrace.config.schema import JournalSpec, Settings
+from headrace.gateway.auth import key_hash
+from headrace.gateway.clock import LoopClock
+from headrace.gateway.grants import FILE, Grants
+from headrace.gateway.server import Gateway
+from headrace.model.event import ConfigChanged
+from headrace.plane.journal import Verified, verify
+from tests.gateway.managed import ADMIN_KEY, SPEC, Managed
+from tests.gateway.scenes import KEYS, Caller, ObedientEngine, deployment, keys, reach, sha256
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
+
+Told = dict[str, Any]
+NO_LIMITS: Told = {
+    "models": [],
+    "tpm_limit": None,
+    "rpm_limit": None,
+    "max_parallel_requests": None,
+}
+
+
+async def made(gateway: Managed, **fields: Any) -> Told:
+    caller = await gateway.order("/key/generate", fields)
+    assert caller.status == 200, caller.content
+    told: Told = caller.json
+    return told
+
+
+async def status(gateway: Managed, key: str) -> int | None:
+    return (await gateway.ask(key=key, max_tokens=1).done()).status
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def audited(folder: Path) -> list[Told]:
+    return [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+
+
+async def test_a_key_is_made_in_force_at_once_and_told_once(tmp_path: Path) -> None:
+    gateway = Managed(folder=tmp_path)
+    told = await made(
+        gateway, key_alias="app", rpm_limit=2, models=["m"], metadata={}, blocked=False
+    )
+    key = told.pop("key")
+    shown = {**NO_LIMITS, "key_alias": "app", "team_id": "app", "models": ["m"], "rpm_limit": 2}
+    assert told == {**shown, "revision": 2}
+    assert [await status(gateway, key) for _ in range(3)] == [200, 200, 429]
+    denied = await gateway.ask(key=key, model="other").done()
+    assert denied.error["code"] == "model_not_allowed"
+    for name in (key, "app"):
+        info = await gateway.look(f"/key/info?key={name}")
+        assert info.json == {"key": "app", "info": shown}
+    events = [event for _, event in gateway.pages.records() if isinstance(event, ConfigChanged)]
+    assert [event.revision for event in events] == [1, 2]
+    (line,) = audited(tmp_path)
+    assert (line["who"], line["what"], line["revision"]) == ("ops", "key generate app", 2)
+    assert line["new"]["keys[4].name"] == line["new"]["keys[4].tenant"] == "app"
+    assert line["new"]["keys[4].hash"] == "(not shown)"
+    gateway.finish()
+    for name, content in files(tmp_path).items():
+        assert key not in content, name
+        assert (sha256(key) in content) is (name == FILE)
+
+
+async def test_a_key_of_a_team_shares_its_limits() -> None:
+    gateway = Managed()
+    told = await made(gateway, team_id="slow")
+    assert told["key_alias"].startswith("key-")
+    assert (told["team_id"], told["rpm_limit"]) == ("slow", 1)
+    assert [await status(gateway, one) for one in (KEYS["slow"], told["key"])] == [200, 429]
+    gateway.finish()
+
+
+async def test_limits_of_a_key_change_for_who_comes_and_null_takes_one_away() -> None:
+    gateway = Managed()
+    key = (await made(gateway, key_alias="app", rpm_limit=1, models=["other"]))["key"]
+    assert await status(gateway, key) == 403
+    updated = await gateway.order("/key/update", {"key": key, "models": None, "tpm_limit": 9_000})
+    assert updated.status == 200
+    assert updated.json["key"] == "app", "the key itself is told once"
+    assert (updated.json["models"], updated.json["rpm_limit"]) == ([], 1)
+    assert [await status(gateway, key) for _ in range(2)] == [200, 429]
+    await gateway.order("/key/update", {"key": "app", "rpm_limit": None})
+    assert [await status(gateway, key) for _ in range(2)] == [200, 200]
+    same = await gateway.order("/key/update", {"key": "app"})
+    assert (same.status, same.json["revision"]) == (200, gateway.driver.revision)
+    gateway.finish()
+
+
+async def test_a_withdrawn_key_opens_nothing_and_who_is_in_ends_well() -> None:
+    gateway = Managed(lambda clock: [ObedientEngine(clock)])
+    (engine,) = gateway.engines
+    both = [(await made(gateway, key_alias=name))["key"] for name in ("one", "two")]
+    running = gateway.ask(key=both[0])
+    await reach(gateway.clock, 1)
+    gone = await gateway.order("/key/delete", {"keys": [both[0]], "key_aliases": ["two"]})
+    assert gone.json["deleted_keys"] == ["one", "two"]
+    assert [await status(gateway, one) for one in both] == [401, 401]
+    assert "one" not in {spec.name for spec in gateway.driver.plane.settings.config.tenants}
+    engine.say("x")
+    engine.end()
+    assert (await running.done()).status == 200
+    gateway.finish()
+
+
+async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
+    gateway = Managed()
+    key = (await made(gateway, key_alias="one"))["key"]
+    other = (await made(gateway, key_alias="two", team_id="one"))["key"]
+    kept = await gateway.order("/key/delete", {"keys": ["one"]})
+    assert (kept.status, kept.error["code"]) == (400, "invalid_value")
+    assert "unknown tenant `one`" in kept.error["message"]
+    assert [await status(gateway, each) for each in (key, other)] == [200, 200]
+    assert (await gateway.order("/key/delete", {"keys": ["one", "two"]})).status == 200
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status_", "code", "said"),
+    [
+        ("generate", {"max_budget": 5.0}, 400, "unsupported_parameter", "max_budget"),
+        ("generate", {"max_budget": 0}, 400, "unsupported_parameter", "max_budget"),
+        ("generate", {"duration": "30d"}, 400, "unsupported_parameter", "duration"),
+        ("generate", {"key": "sk-mine"}, 400, "unsupported_parameter", "key"),
+        ("generate", {"team_id": "nope"}, 400, "invalid_value", "unknown tenant `nope`"),
+        ("generate", {"team_id": "free", "rpm_limit": 1}, 400, "invalid_value", "rpm_limit"),
+        ("generate", {"key_alias": "free"}, 400, "invalid_value", "`free` is already"),
+        ("generate", {"key_alias": "a b"}, 400, "invalid_value", "name"),
+        ("generate", {"key_alias": 7}, 400, "invalid_value", "name"),
+        ("generate", {"rpm_limit": -1}, 400, "invalid_value", "rpm_limit"),
+        ("generate", {"models": ["nope"]}, 400, "invalid_value", "nope"),
+        ("generate", [], 400, "invalid_value", "object"),
+        ("update", {"key": "own", "soft_budget": 1}, 400, "unsupported_parameter", "soft_budget"),
+        ("update", {"key": "own", "tpm_limit": "x"}, 400, "invalid_value", "tpm_limit"),
+        ("update", {"key": "team", "rpm_limit": 1}, 409, "not_its_own", "tenant `free`"),
+        ("update", {"key": "free", "rpm_limit": 1}, 409, "in_the_file", "free"),
+        ("update", {"key": "nope"}, 404, "key_not_found", ""),
+        ("update", {}, 400, "invalid_value", "alias"),
+        ("delete", {"keys": ["own", "nope"]}, 404, "key_not_found", ""),
+        ("delete", {"keys": ["own", "free"]}, 409, "in_the_file", "free"),
+        ("delete", {"keys": "own"}, 400, "invalid_value", "array"),
+        ("delete", {}, 400, "invalid_value", "key_aliases"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused_and_nothing_is_changed(
+    path: str, asked: Any, status_: int, code: str, said: str
+) -> None:
+    gateway = Managed()
+    await made(gateway, key_alias="own")
+    await made(gateway, key_alias="team", team_id="free")
+    revision = gateway.driver.revision
+    caller = await gateway.order(f"/key/{path}", json.dumps(asked).encode())
+    assert (caller.status, caller.error["code"]) == (status_, code)
+    assert said in caller.error["message"]
+    assert gateway.driver.revision == revision
+    for query in ("", "?key=", "?key=nope"):
+        info = await gateway.look(f"/key/info{query}")
+        assert info.status == (404 if "nope" in query else 400)
+    gateway.finish()
+
+
+async def test_keys_are_made_where_keys_are_asked_for_and_nothing_is_frozen() -> None:
+    open_ = Managed(keyed=False)
+    caller = await open_.order("/key/generate", {})
+    assert (caller.status, caller.error["code"]) == (409, "needs_restart")
+    open_.finish()
+    watching = Managed(observing=True)
+    assert (await watching.order("/key/generate", {})).error["code"] == "observing"
+    watching.finish()
+    frozen = Managed()
+    await frozen.order("/freeze")
+    assert (await frozen.order("/key/generate", {})).error["code"] == "frozen"
+    frozen.finish()
+
+
+async def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.litellm.GRANTS_MAX", 1)
+    gateway = Managed()
+    await made(gateway)
+    caller = await gateway.order("/key/generate", {})
+    assert (caller.status, caller.error["code"]) == (409, "too_many_keys")
+    gateway.finish()
+
+
+async def test_a_reload_leaves_keys_that_were_made_here() -> None:
+    file: list[Settings] = []
+    gateway = Managed(reread=lambda: file[-1])
+    plain = gateway.settings
+    key = (await made(gateway, key_alias="app", rpm_limit=5))["key"]
+    file.append(replace(plain, keys=plain.keys[:2]))
+    reloaded = await gateway.order("/reload")
+    assert reloaded.status == 200, reloaded.content
+    assert [await status(gateway, one) for one in (key, KEYS["free"], KEYS["narrow"])] == [
+        *(200, 200, 401)
+    ]
+    file.append(
+        replace(plain, keys=(*plain.keys, replace(plain.keys[0], name="app", hash=key_hash("x"))))
+    )
+    clash = await gateway.order("/reload")
+    assert (clash.status, "`app` is already" in clash.error["message"]) == (400, True)
+    gateway.finish()
+
+
+# Kept ------------------------------------------------------------------------------------------
+
+
+async def test_keys_outlive_the_process(tmp_path: Path) -> None:
+    first = Managed(folder=tmp_path)
+    key = (await made(first, key_alias="app", rpm_limit=7))["key"]
+    lost = (await made(first, key_alias="lost"))["key"]
+    await first.order("/key/delete", {"keys": ["lost"]})
+    first.finish()
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    second = Managed(folder=tmp_path)
+    assert [await status(second, one) for one in (key, lost)] == [200, 401]
+    assert (await second.look("/key/info?key=app")).json["info"]["rpm_limit"] == 7
+    assert (await second.order("/key/delete", {"keys": [key]})).status == 200
+    second.finish()
+
+
+async def test_a_key_that_cannot_be_kept_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Managed(folder=tmp_path)
+    kept = (await made(gateway, key_alias="kept"))["key"]
+    before = (tmp_path / FILE).read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("headrace.gateway.grants.os.fsync", full)
+    caller = await gateway.order("/key/generate", {"key_alias": "app"})
+    assert (caller.status, caller.error["code"]) == (500, "internal_error")
+    assert "No space left" in caller.error["message"]
+    assert (await gateway.look("/key/info?key=app")).status == 404
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [name for name in files(tmp_path) if name.startswith("keys")] == [FILE]
+    assert await status(gateway, kept) == 200
+    gateway.finish()
+
+
+async def test_a_restart_on_a_journal_goes_on_with_the_keys_under_the_same_revision(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(
+        deployment=deployment(),
+        keys=keys(),
+        admin=SPEC,
+        journal=JournalSpec(path=str(tmp_path / "journal")),
+    )
+    key = ""
+    for life in range(2):
+        gateway = Gateway(settings, LoopClock(asyncio.get_running_loop()))
+        assert gateway.admin is not None
+        gateway.driver.start(gateway._config, gateway._revision)
+        if not life:
+            asked = Caller(
+                gateway.admin, path="/key/generate", body={"key_alias": "a"}, key=ADMIN_KEY
+            )
+            key = (await asked.done()).json["key"]
+        assert gateway.driver.revision == 2
+        assert (await Caller(gateway.app, key=key, max_tokens=1).done()).status == 200
+        gateway.driver.stop()
+        gateway.driver.unrecord()
+        gateway._files.close()
+    assert isinstance(verify(segments(tmp_path / "journal")), Verified)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"version":1,"grants":[{"key":1}]}', b"\xff"])
+async def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, content: bytes) -> None:
+    """Better none than one in which keys that were withdrawn, or made, are forgotten."""
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"keys\.json: cannot be read"):
+        Grants(tmp_path)
+
+
+async def test_kept_keys_that_do_not_fit_the_configuration_stop_the_start(tmp_path: Path) -> None:
+    first = Managed(folder=tmp_path)
+    await made(first, team_id="free")
+    first.finish()
+    config = first.settings.deployment
+    with pytest.raises(ConfigError, match="unknown tenant `free`"):
+        Grants(tmp_path).beside(
+            Settings(deployment=replace(config, tenants=config.tenants[1:]), keys=())
+        )
+
+
+async def test_callers_do_not_reach_these_calls() -> None:
+    gateway = Managed()
+    caller = await Caller(gateway.app, path="/key/generate", body={}).done()
+    assert caller.status == 404
+    await asyncio.sleep(0)
+    gateway.finish()
