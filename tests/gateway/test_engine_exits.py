@@ -124,7 +124,13 @@ DONE = Ends(outcome=Outcome.SUCCESS, status=200)
 FAILED = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=502, code="upstream_error")
 LOST = Ends(outcome=Outcome.ERROR, reason="replica_lost", status=502, code="upstream_error")
 LEFT = Ends(outcome=Outcome.CLIENT_CANCEL, aborted=True)
-STOPPED = Ends(outcome=Outcome.CLIENT_CANCEL, status=503, code="server_is_overloaded", aborted=True)
+STOPPED = Ends(
+    outcome=Outcome.ERROR,
+    reason="shut_down",
+    status=503,
+    code="server_is_overloaded",
+    aborted=True,
+)
 ONE_STATUS: dict[Phase, Ends | str] = dict.fromkeys(PHASES, "an answer has one status")
 ENDED = "its end mark was seen: the answer is complete, whatever follows"
 
@@ -434,8 +440,11 @@ def check_told(world: World, ends: Ends, exit_: Exit, phase: Phase) -> None:
         assert caller.content == world.sent
     elif exit_ in PASSED and begun:
         assert caller.told == "upstream_error", "too late for a status"
+        caller.check_failed(sent=True)
     else:
         assert caller.told == ends.code
+        if exit_ not in PASSED:
+            caller.check_failed(sent=True)
         if phase is Phase.HELD and exit_ in (Exit.DOWN, Exit.STOP):
             # What was still held behind the gateway is lost, at a frame's edge.
             whole = caller.content.count(world.words.word) * world.words.word

@@ -37,6 +37,7 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord
@@ -226,7 +227,7 @@ class Driver:
             self._clocked(flight.stream)
             flight.stream.finish(Done())
         elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
-            flight.stream.finish(edge(Edge.UPSTREAM))
+            flight.stream.finish(flight.stream.fault(Edge.UPSTREAM))
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
@@ -264,13 +265,11 @@ class Driver:
     def end_all(self) -> None:
         """End every request that is live, with an error to its caller."""
         self.refuse_newcomers()
-        assert self.closed is not None
         # Those that wait go first: what ends before them would have them sent.
         waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
         for request, stream in waiting_first:
-            stream.finish(self.closed)
             if self.broken is None:
-                self._post(CallerLeft(request, self._shown(stream)))
+                self._post(ShutDown(request, self._shown(stream)))
 
     def stop(self) -> None:
         """End every request and let go of engines and timer."""
@@ -335,7 +334,8 @@ class Driver:
                 stream.finish(refused(effect.decision, effect.rejection, stream.revision, own))
             case Fail():
                 stream = self._streams[effect.request]
-                stream.finish(failed(effect.decision, effect.reason, stream.revision))
+                sent = stream.attempt is not None
+                stream.finish(failed(effect.decision, effect.reason, stream.revision, sent=sent))
             case Cancel():
                 flight = self._forget(effect.attempt)
                 if flight is not None:
@@ -420,8 +420,11 @@ class Driver:
         self.closed = edge(Edge.INTERNAL)
         _log.critical("broken at journal index %d, on %r", self._index, event, exc_info=error)
         self._events.clear()
-        for stream in self._streams.values():
-            stream.finish(self.closed)
+        live = self.plane.state.live
+        for request, stream in self._streams.items():
+            admitted = live.get(request)
+            decision = None if admitted is None else admitted.decision
+            stream.finish(edge(Edge.INTERNAL, decision=decision, revision=stream.revision))
         self._silence()
         if self._on_broken is not None:
             self._on_broken()

@@ -30,6 +30,14 @@ class CallerLeft(Struct, frozen=True, tag="left", gc=False):
     """What its stream had shown by then: a slow stream does not look better for being left."""
 
 
+class ShutDown(Struct, frozen=True, tag="shut_down", gc=False):
+    """The gateway ends, and this request with it: its time to finish is over."""
+
+    request: RequestId
+    timing: StreamTiming = NO_STREAM
+    """What its stream had shown by then."""
+
+
 class FirstToken(Struct, frozen=True, tag="first", gc=False):
     """An attempt's first content-bearing token was seen."""
 
@@ -90,6 +98,7 @@ Event = (
     ConfigChanged
     | RequestArrived
     | CallerLeft
+    | ShutDown
     | FirstToken
     | ProgressTick
     | Ended
