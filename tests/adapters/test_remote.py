@@ -1,13 +1,14 @@
 """An engine behind HTTP as the driver knows it: when it is up, when it is down, what it tells."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from headrace.adapters.engines.remote import FAILURES, Patience, RemoteEngine
+from headrace.adapters.engines.remote import DENIED_NS, FAILURES, Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
 from headrace.model.effect import Dispatch
@@ -26,7 +27,19 @@ from headrace.model.meter import Meter
 from headrace.model.slo import Outcome
 from headrace.ports.engine import Ask, Call, Ending, EngineClient, Route
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens
-from tests.adapters.upstream.scenes import DONE, EVENTS, LAST, OK, WORD, Peer, Scene, chunk
+from tests.adapters.upstream.scenes import (
+    DONE,
+    EVENTS,
+    KEY_TAKEN,
+    LAST,
+    OK,
+    WORD,
+    Peer,
+    Scene,
+    chunk,
+    is_look,
+    look,
+)
 from tests.gateway.scenes import request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -75,7 +88,8 @@ class World:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.heard = scene, Heard(scene)
-        self.health = OK
+        self.health, self.key = OK, KEY_TAKEN
+        self.looks = 0
         self.asked: list[Peer] = []
 
     async def start(self, connections: int = 8) -> None:
@@ -104,8 +118,9 @@ class World:
         return self
 
     def _behave(self, peer: Peer) -> None:
-        if peer.requests[-1].startswith(b"GET /health"):
-            peer.say(self.health)
+        if is_look(peer.requests[-1]):
+            self.looks += 1
+            peer.say(look(peer.requests[-1], self.health, self.key))
         else:
             self.asked.append(peer)
             self.scene.changed()
@@ -241,6 +256,88 @@ async def test_what_is_between_us_and_the_engine_is_nobody_elses(scene: Scene, s
     ending = await world.end()
     assert (ending.outcome, ending.refusal, world.heard.data) == (Outcome.ERROR, None, b"")
     assert world.heard.lives == [("up", 1)]
+
+
+DENIED_S = DENIED_NS // NS_PER_S
+REFUSED = "it refuses our key, with %d: see `key_env` of its upstream"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("where", ["health", "key"])
+async def test_who_refuses_our_key_is_not_up_until_it_takes_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture, where: str, status: int
+) -> None:
+    world = World(scene)
+    setattr(world, where, answer(status, b"{}"))
+    await world.start()
+    await world.polls(DENIED_S)
+    assert (world.heard.lives, world.engine.is_up) == ([], False)
+    assert world.engine.trouble == REFUSED % status
+    assert caplog.messages == [f"engine r: {world.engine.trouble}"]
+    assert world.looks <= 4, "two in this time: engines count wrong keys"
+    world.health, world.key = OK, KEY_TAKEN
+    await world.polls(DENIED_S)
+    assert (world.heard.lives, world.engine.trouble) == ([("up", 1)], None)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_was_taken_back_takes_it_down(scene: Scene, status: int) -> None:
+    world = await World(scene).up()
+    world.key = answer(status, b"{}")
+    await world.polls(5)
+    assert world.heard.lives == [("up", 1)], "it is asked only where there is doubt"
+    await world.submit()
+    world.asked[-1].say(answer(status, b"{}"))
+    assert (await world.end()).outcome is Outcome.ERROR
+    await world.polls(1)
+    assert world.heard.lives == [("up", 1), ("down", 1)]
+    world.key = answer(429, b"{}")
+    await world.polls(2 * DENIED_S)
+    assert world.heard.lives == [("up", 1), ("down", 1)], "too many wrong keys: nothing new"
+    world.key = KEY_TAKEN
+    await world.polls(DENIED_S)
+    assert world.heard.lives[2:] == [("up", 2)]
+
+
+@pytest.mark.parametrize("key", [KEY_TAKEN, answer(500, b""), answer(429, b""), b""])
+async def test_one_refused_request_does_not_condemn_the_key(scene: Scene, key: bytes) -> None:
+    world = await World(scene).up()
+    world.key = key
+    for nth in (1, 2, 3):
+        await world.submit(nth)
+        world.asked[-1].say(answer(403, b"{}"))
+        await scene.until(lambda: len(world.heard.ends) == nth)  # noqa: B023 - awaited at once
+        await world.polls(6)
+    assert world.heard.lives == [("up", 1)]
+    world.engine.close()
+    await scene.turns(20)
+
+
+async def test_a_name_that_cannot_be_looked_up_once_takes_nobody_down(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World(scene).up()
+    await world.submit(1)
+
+    async def unresolved(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.loop, "create_connection", unresolved)
+        world.engine.upstream.pool.drop_idle()
+        world.send(2)
+        assert (await world.end()).outcome is Outcome.ERROR
+        await world.polls(FAILURES - 1)
+        assert world.heard.lives == [("up", 1)]
+    assert world.asked[0].is_open, "open connections go on"
+    await world.polls(2)
+    assert world.heard.lives == [("up", 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.loop, "create_connection", unresolved)
+        world.engine.upstream.pool.drop_idle()
+        await world.polls(FAILURES)
+    assert world.heard.lives == [("up", 1), ("down", 1)], "probes confirm it"
+    assert "name resolution" in str(world.engine.trouble)
 
 
 async def test_operators_are_told_why_and_not_again_and_again(

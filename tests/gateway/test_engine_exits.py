@@ -21,7 +21,17 @@ from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
 from headrace.ports.engine import Route
 from headrace.units import NS_PER_S, DurationNs
-from tests.adapters.upstream.scenes import EVENTS, LAST, OK, Peer, Scene, chunk
+from tests.adapters.upstream.scenes import (
+    EVENTS,
+    LAST,
+    OK,
+    UNHEALTHY,
+    Peer,
+    Scene,
+    chunk,
+    is_look,
+    look,
+)
 from tests.gateway.exits import SHAPES, Ends, Mode, Phase, Settlements, SlowCaller, check, turns
 from tests.gateway.scenes import Gateway, deployment, reach
 
@@ -228,8 +238,8 @@ class World:
         await self.scene.until(lambda: self.engine.is_up)
 
     def behave(self, peer: Peer) -> None:
-        if peer.requests[-1].startswith(b"GET /health"):
-            peer.say(OK if self.healthy else OK.replace(b"200", b"500"))
+        if is_look(peer.requests[-1]):
+            peer.say(look(peer.requests[-1], OK if self.healthy else UNHEALTHY))
             return
         self.peer = peer
         if self.answering is not None:

@@ -296,7 +296,8 @@ def _described(pool: PoolSpec, settings: Settings) -> str:
     """Say what a pool consists of."""
     real = sum(spec.pool == pool.name for spec in settings.upstreams)
     if real:
-        return f"{real} engines at their addresses for {pool.model}"
+        engines = "engine at its address" if real == 1 else "engines at their addresses"
+        return f"{real} {engines} for {pool.model}"
     return f"{pool.replicas} emulated {pool.profile.name} for {pool.model}"
 
 

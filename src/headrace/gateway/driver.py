@@ -149,6 +149,12 @@ class Driver:
         """How many replicas are ready, of whatever model."""
         return sum(len(known.fleet.replicas) for known in self.plane.state.models.values())
 
+    @property
+    def troubles(self) -> dict[ReplicaName, str]:
+        """Which replicas are not ready for a reason that is known."""
+        told = ((name, engine.trouble) for name, engine in self._engines.items())
+        return {name: why for name, why in told if why is not None}
+
     # What callers' handlers do ----------------------------------------------------------------
 
     def mint(self) -> RequestId:

@@ -128,6 +128,11 @@ class EngineClient(Protocol):
         """Whether it tells of the first token of an answer that is not streamed."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not ready; None: it is, or nothing is known of it yet."""
+        ...
+
     def connect(self, listener: Listener) -> None:
         """Say who listens; called once, before anything else. It may be up at once."""
         ...

@@ -36,6 +36,20 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+UNHEALTHY = OK.replace(b"200", b"500")
+KEY_TAKEN = b"HTTP/1.1 400 X\r\nContent-Length: 0\r\n\r\n"
+
+
+def is_look(request: bytes) -> bool:
+    """Return whether a request only looks at an engine: at its health, or whether it takes the key."""
+    return request.startswith(b"GET /health ") or request.endswith(b"\r\n\r\n{}")
+
+
+def look(request: bytes, health: bytes = b"", key: bytes = KEY_TAKEN) -> bytes:
+    """Return the answer to a look."""
+    return (health or OK) if request.startswith(b"GET ") else key
+
+
 class Peer(asyncio.Protocol):
     """One connection as the server sees it."""
 
