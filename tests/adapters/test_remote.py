@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from headrace.adapters.engines.remote import DENIED_NS, FAILURES, Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
@@ -92,7 +93,7 @@ class World:
         self.looks = 0
         self.asked: list[Peer] = []
 
-    async def start(self, connections: int = 8) -> None:
+    async def start(self, connections: int = 8, *, continuous_usage: bool = False) -> None:
         self.server = await self.scene.server(self._behave)
         upstream = Upstream(
             f"http://127.0.0.1:{self.server.port}",
@@ -108,6 +109,7 @@ class World:
             self.scene.clock,
             model="theirs",
             patience=Patience(first_byte_ns=wait, gap_ns=wait),
+            continuous_usage=continuous_usage,
         )
         self.engine.connect(self.heard)
         self.engine.poll()
@@ -125,22 +127,32 @@ class World:
             self.asked.append(peer)
             self.scene.changed()
 
-    async def submit(self, nth: int = 1, *, stream: bool = True) -> Meter:
+    async def submit(self, nth: int = 1, *, stream: bool = True, **more: Any) -> Meter:
         """Send an attempt, and wait until the server has it."""
         before = len(self.asked)
-        meter = self.send(nth, stream=stream)
+        meter = self.send(nth, stream=stream, **more)
         await self.scene.until(lambda: len(self.asked) > before)
         return meter
 
-    def send(self, nth: int = 1, *, stream: bool = True) -> Meter:
+    def send(
+        self,
+        nth: int = 1,
+        *,
+        stream: bool = True,
+        route: Route = Route.CHAT,
+        each: bool = False,
+        answers: int = 1,
+    ) -> Meter:
         meter = Meter(bound_ns=DurationNs(NS_PER_S))
         ask = Ask(
-            route=Route.CHAT,
+            route=route,
             body=b'{"model":"m","stream":%s}' % (b"true" if stream else b"false"),
             stream=stream,
-            usage_shown=False,
+            usage_shown=each,
+            each_usage_shown=each,
         )
-        self.engine.submit(Call(dispatch=dispatch(nth), request=request(nth), ask=ask, meter=meter))
+        asked = replace(request(nth), fan_out=answers)
+        self.engine.submit(Call(dispatch=dispatch(nth), request=asked, ask=ask, meter=meter))
         return meter
 
     async def end(self) -> Ending:
@@ -365,6 +377,57 @@ async def test_a_whole_answer_is_noted_when_it_comes(scene: Scene) -> None:
     assert meter.first_at == meter.last_at == scene.clock.now()
     assert ending.usage is not None
     assert ending.usage.output_tokens == 5
+
+
+def told(made: int) -> bytes:
+    """Return a frame of four words that tells the usage so far."""
+    usage = b'{"prompt_tokens":7,"total_tokens":%d,"completion_tokens":%d}' % (made + 7, made)
+    return b'data: {"choices":[{"index":0,"delta":{"content":"a b c d"}}],"usage":%s}\n\n' % usage
+
+
+@pytest.mark.parametrize("route", [Route.CHAT, Route.COMPLETIONS])
+@pytest.mark.parametrize("who", ["we", "caller", "nobody", "we, of an engine that does not tell"])
+async def test_a_stream_is_counted_by_the_usage_its_frames_tell(
+    scene: Scene, route: Route, who: str
+) -> None:
+    world = World(scene)
+    await world.start(continuous_usage=who.startswith("we"))
+    await scene.until(lambda: world.engine.is_up)
+    meter = await world.submit(route=route, each=who == "caller")
+    wanted = b'"continuous_usage_stats":true' in world.asked[-1].requests[-1]
+    assert wanted is who.startswith("we"), "what the caller asks for is in its own words"
+    tells = who in ("we", "caller")
+    frames = [told(made) if tells else WORD for made in (0, 4, 9, 9)]
+    world.asked[-1].say(EVENTS)
+    seen = []
+    for frame in frames:
+        world.asked[-1].say(chunk(frame))
+        before = len(world.heard.data)
+        await scene.until(lambda: len(world.heard.data) > before)  # noqa: B023 - awaited at once
+        seen.append(meter.tokens)
+    assert seen == ([1, 4, 9, 9] if tells else [1, 2, 3, 4])
+    assert (b"usage" in world.heard.data) is (who == "caller")
+    world.engine.abort(AttemptId(1))
+    assert meter.timing().tokens == seen[-1]
+    assert sum(meter.timing().gap_counts) == seen[-1] - 1
+    await scene.until(lambda: not any(peer.is_open for peer in world.asked))
+
+
+@pytest.mark.parametrize("route", Route)
+async def test_usage_in_each_frame_is_asked_for_only_where_there_is_one_stream_of_it(
+    scene: Scene, route: Route
+) -> None:
+    world = World(scene)
+    await world.start(continuous_usage=True)
+    await scene.until(lambda: world.engine.is_up)
+    has = route in (Route.CHAT, Route.COMPLETIONS)
+    asked = ({}, {"stream": False}, {"answers": 2})
+    for nth, more in enumerate(asked, start=1):
+        await world.submit(nth, route=route, **more)
+        sent = world.asked[-1].requests[-1]
+        assert (b"continuous_usage_stats" in sent) is (has and not more)
+        world.engine.abort(AttemptId(nth))
+    await scene.until(lambda: not any(peer.is_open for peer in world.asked))
 
 
 async def test_who_pauses_is_told_nothing_until_it_goes_on(scene: Scene) -> None:

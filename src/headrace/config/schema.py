@@ -129,6 +129,9 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
     and are never passed on."""
+    continuous_usage: bool = False
+    """It takes `stream_options.continuous_usage_stats`, as vLLM and SGLang do: streams that are left
+    early are billed by their tokens. False: by their frames, for others refuse what they do not know."""
     price: PriceSpec | None = None
     """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
     ca_file: Path | None = None

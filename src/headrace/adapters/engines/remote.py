@@ -15,6 +15,7 @@ from headrace.adapters.engines.outgoing import edited
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
+from headrace.adapters.upstream.usage import EachUsage
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
@@ -61,13 +62,18 @@ class RemoteEngine:
         *,
         model: str,
         patience: Patience,
+        continuous_usage: bool = False,
         incarnation: int = 0,
     ) -> None:
-        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life."""
+        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life.
+
+        `continuous_usage`: it takes `stream_options.continuous_usage_stats`.
+        """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
         self._clock, self._model = clock, model
+        self._continuous = continuous_usage
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
@@ -92,12 +98,18 @@ class RemoteEngine:
         """Start an attempt."""
         flight = _Flight(self, call)
         self._flights[call.dispatch.attempt] = flight
-        ask = call.ask
+        ask, each_usage = call.ask, EachUsage.NOBODY
+        if call.request.fan_out == 1:  # of several answers, each tells but its own
+            if ask.each_usage_shown:
+                each_usage = EachUsage.CALLER
+            elif self._continuous and ask.stream:
+                each_usage = EachUsage.WE
         flight.exchange = self.upstream.ask(
             ask.route,
-            edited(ask, call.dispatch, self._model),
+            edited(ask, call.dispatch, self._model, continuous=each_usage is EachUsage.WE),
             flight,
             hide_usage=not ask.usage_shown,
+            each_usage=each_usage,
             timeouts=self._timeouts,
             meter=call.meter,
             headers=((b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt)),),

@@ -5,6 +5,7 @@ from the prefix cache and what went into it, and vLLM uses them but counts it al
 asked for is decoded: the rest is skipped.
 """
 
+from enum import Enum, auto
 from typing import Annotated
 
 import msgspec
@@ -16,6 +17,16 @@ from headrace.units import Tokens
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding may raise on bytes that are not ours."""
+
+
+class EachUsage(Enum):
+    """Who asked for the usage so far in each frame of a stream of chat or completions?"""
+
+    NOBODY = auto()
+    CALLER = auto()
+    WE = auto()
+    """It is kept out of the stream, but for the last."""
+
 
 _Count = Annotated[int, Meta(ge=0)]
 

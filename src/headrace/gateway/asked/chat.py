@@ -14,6 +14,7 @@ from headrace.gateway.asked.fields import (
     StreamOptions,
     cap,
     is_structured,
+    shows_each_usage,
     shows_usage,
 )
 from headrace.gateway.asked.parts import Content, add
@@ -68,6 +69,7 @@ def read(content: bytes) -> Asked:
         model=body.model,
         stream=bool(body.stream),
         usage_shown=shows_usage(body.stream_options),
+        each_usage_shown=shows_each_usage(body.stream_options),
         output_cap=cap(body.max_completion_tokens, body.max_tokens),
         fan_out=body.n or 1,
         cache_salt=body.cache_salt or "",

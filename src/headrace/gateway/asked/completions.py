@@ -12,6 +12,7 @@ from headrace.gateway.asked.fields import (
     StreamOptions,
     cap,
     is_structured,
+    shows_each_usage,
     shows_usage,
 )
 from headrace.gateway.asked.result import Asked
@@ -50,6 +51,7 @@ def read(content: bytes) -> Asked:
         model=body.model,
         stream=bool(body.stream),
         usage_shown=shows_usage(body.stream_options),
+        each_usage_shown=shows_each_usage(body.stream_options),
         output_cap=cap(body.max_tokens),
         fan_out=gathered.count * max(body.n or 1, body.best_of or 1),
         cache_salt=body.cache_salt or "",

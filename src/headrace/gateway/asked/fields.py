@@ -16,6 +16,7 @@ class StreamOptions(Struct, gc=False):
     """How the answer is streamed."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Format(Struct, gc=False):
@@ -27,6 +28,11 @@ class Format(Struct, gc=False):
 def shows_usage(options: StreamOptions | None) -> bool:
     """Return whether a stream is to end with its usage."""
     return options is not None and bool(options.include_usage)
+
+
+def shows_each_usage(options: StreamOptions | None) -> bool:
+    """Return whether each frame of a stream is to tell the usage so far."""
+    return shows_usage(options) and options is not None and bool(options.continuous_usage_stats)
 
 
 def is_structured(form: Format | None) -> bool:
