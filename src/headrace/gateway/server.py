@@ -13,7 +13,7 @@ import uvicorn
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import AdminSpec, ServerSpec, Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -183,7 +183,7 @@ class Gateway:
         self.app = App(
             self.driver, keys, clock, models=config.models, server=settings.server, observed=told
         )
-        self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
+        self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -361,20 +361,38 @@ class Server(uvicorn.Server):
     The second Ctrl-C does not wait for anybody.
     """
 
-    def __init__(self, config: uvicorn.Config, driver: Driver, drain_s: float) -> None:
-        """Serve for `driver`, whose streams get `drain_s` to finish at shutdown."""
+    def __init__(self, config: uvicorn.Config, driver: Driver, spec: ServerSpec) -> None:
+        """Serve for `driver`, whose streams get the time to finish that `spec` tells."""
         super().__init__(config)
-        self._driver, self._drain_s = driver, drain_s
+        self._driver, self._drain_s = driver, spec.drain_s
+        self._handshake_s = spec.header_timeout_s
         self.on_accepting: Callable[[], None] | None = None
         self.succeeded = False
         """Whether another process has the listener: nobody need be refused."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let callers in."""
-        await super().startup(sockets)
+        """Let callers in. The base knows no limit for the handshake of TLS, so it gets no sockets."""
+        assert sockets is not None, "it does not listen itself"
+        await super().startup([])
+        loop, config = asyncio.get_running_loop(), self.config
+        for sock in sockets:
+            server = await loop.create_server(
+                self._connection,
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
+            )
+            self.servers.append(server)
         told, self.on_accepting = self.on_accepting, None
         if told is not None:
             told()
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse newcomers, let streams finish, end those that do not.
