@@ -176,7 +176,18 @@ def test_a_wrong_key_is_told_and_not_repeated(capsys: Output) -> None:
     assert "sk-planted" not in err
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "127.0.0.1:9090", "http://[", "http://h:x", "http://h:99999", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "ftp://127.0.0.1",
+        "127.0.0.1:9090",
+        "http://[",
+        "http://h:x",
+        "http://h:99999",
+        "",
+    ],
+)
 def test_what_is_no_address_is_told(capsys: Output, url: str) -> None:
     assert main(["top", "--url", url, "--once"]) == 2
     told = f"headrace: flag --url: {url} is no address such as http://127.0.0.1:9090\n"

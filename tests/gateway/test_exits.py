@@ -83,9 +83,7 @@ UNSEEN = Ends(rows=0)
 LEFT = Ends(outcome=Outcome.CLIENT_CANCEL)
 STOPPED = Ends(outcome=Outcome.CLIENT_CANCEL, aborted=True)
 CLOSING = Ends(rows=0, status=503, code="server_is_overloaded")
-ENDED = Ends(
-    outcome=Outcome.ERROR, reason="shut_down", status=503, code="server_is_overloaded"
-)
+ENDED = Ends(outcome=Outcome.ERROR, reason="shut_down", status=503, code="server_is_overloaded")
 CUT_OFF = replace(ENDED, aborted=True)
 FAILED = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=502, code="upstream_error")
 EXPIRED = Ends(outcome=Outcome.TIMEOUT, reason="expired", status=504, code="deadline_exceeded")

@@ -112,9 +112,7 @@ def _state(content: bytes) -> State:
 
 def _screen(state: State) -> Group:
     troubles = [Text(f"{name} is not ready: {why}") for name, why in state.troubles.items()]
-    return Group(
-        _head(state), *troubles, _classes(state), _tenants(state), _replicas(state)
-    )
+    return Group(_head(state), *troubles, _classes(state), _tenants(state), _replicas(state))
 
 
 def _head(state: State) -> Text:

@@ -242,26 +242,33 @@ class Driver:
 
     # Its life ---------------------------------------------------------------------------------
 
-    def start(self, config: PlaneConfig, revision: int = 1) -> None:
-        """Configure the plane and announce the engines; first of all end what an earlier life left."""
+    def start(self, config: PlaneConfig, revision: int = 1, source: bytes = b"") -> None:
+        """Configure the plane and announce the engines; first of all end what an earlier life left.
+
+        `source`: digest of what the configuration file says.
+        """
         self._revision = revision
         self._poll_ns = ms(config.reports.poll_ms)
         if self._epoch:
             self._post(Restarted(self._epoch))
         if self.plane.state.revision != revision:
-            self._post(ConfigChanged(revision=revision, config=canonical(config)))
+            self._configure(config, revision, source)
         for engine in self._engines.values():
             engine.connect(self)
         self._poll()
         self._arm()
 
-    def reconfigure(self, config: PlaneConfig, revision: int) -> None:
+    def reconfigure(self, config: PlaneConfig, revision: int, source: bytes = b"") -> None:
         """Decide by another configuration; requests that are in end under their own (ADM-6)."""
         assert self.broken is None, "a broken plane is never asked again"
         assert revision > self._revision, "revisions only grow"
         self._revision = revision
         self._poll_ns = ms(config.reports.poll_ms)
-        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+        self._configure(config, revision, source)
+
+    def _configure(self, config: PlaneConfig, revision: int, source: bytes) -> None:
+        told = canonical(config)
+        self._post(ConfigChanged(revision=revision, config=told, source=source))
 
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""

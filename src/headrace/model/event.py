@@ -9,11 +9,13 @@ from headrace.model.request import Request
 from headrace.model.slo import Outcome
 
 
-class ConfigChanged(Struct, frozen=True, kw_only=True, tag="config"):
+class ConfigChanged(Struct, frozen=True, kw_only=True, tag="config", omit_defaults=True):
     """The resolved configuration in canonical bytes: the first event of every journal."""
 
     revision: int
     config: bytes
+    source: bytes = b""
+    """Digest of what the configuration file said then, of which policy may have been changed since."""
 
 
 class RequestArrived(Struct, frozen=True, tag="arrived"):

@@ -21,7 +21,6 @@ from headrace.ports.upstream import (
 )
 from headrace.units import NS_PER_MS, DurationNs
 from tests.adapters.upstream.scenes import (
-    anonymous,
     DONE,
     EVENTS,
     LAST,
@@ -29,6 +28,7 @@ from tests.adapters.upstream.scenes import (
     WORD,
     Peer,
     Scene,
+    anonymous,
     answers,
     chunk,
 )

@@ -234,7 +234,9 @@ def test_the_fast_path_is_only_faster(body: bytes, hide: bool) -> None:
         assert getattr(scanner, name) == getattr(slow, name)
 
 
-EACH = b'{"index":0,"delta":{"content":"w"}}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n'
+EACH = (
+    b'{"index":0,"delta":{"content":"w"}}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n'
+)
 BARE = b'data: {"choices":[]}\n\n'
 told_in_each = st.one_of(
     st.integers(0, 9).map(lambda made: b'data: {"id":"x","choices":[' + EACH % made),

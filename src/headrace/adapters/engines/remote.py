@@ -24,7 +24,9 @@ from headrace.ports.engine import Call, Ending, Listener, Refusal, Route
 from headrace.ports.upstream import PoolFullError, UnreachableError, UpstreamError
 from headrace.units import NS_PER_S, DurationNs, InstantNs, later
 
-_log = logging.getLogger(__name__)
+LOG = "headrace.engines"
+"""Where engines are told to be ready, and why they are not."""
+_log = logging.getLogger(LOG)
 PROBE_NS = DurationNs(NS_PER_S)
 """Between two looks at an engine's health. 1 s: a dead one gets no newcomers a second later."""
 _EMPTY = b"{}"
@@ -230,6 +232,7 @@ class RemoteEngine:
         if self.is_up:
             return
         self.is_up, self.trouble = True, None
+        _log.info("engine %s: ready", self.name)
         self.incarnation = Incarnation(self.incarnation + 1)
         self.tell.up(self)
 

@@ -144,10 +144,10 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_answer", "_answer_left", "_clock", "_connect_ns", "_connection", "_heard", "_hide_usage",
-        "_each_usage",        "_keeper", "_listener", "_meter", "_over", "_queue", "_response", "_result", "_resuming",
-        "_reused", "_route", "_scanner", "_silent", "_timeouts", "_usage", "_watch", "_wire",
-        "attempts", "paused_since", "queued",
+        "_answer", "_answer_left", "_clock", "_connect_ns", "_connection", "_each_usage", "_heard",
+        "_hide_usage", "_keeper", "_listener", "_meter", "_over", "_queue", "_response", "_result",
+        "_resuming", "_reused", "_route", "_scanner", "_silent", "_timeouts", "_usage", "_watch",
+        "_wire", "attempts", "paused_since", "queued",
     )  # fmt: skip
 
     def __init__(
