@@ -1,15 +1,11 @@
 """Completions of bare text."""
 
 import msgspec
-from msgspec import Struct
 
 from headrace.gateway.asked.fields import (
     Choices,
+    Choosing,
     Count,
-    Format,
-    Model,
-    Priority,
-    StreamOptions,
     cap,
     is_structured,
     shows_each_usage,
@@ -24,19 +20,12 @@ _CAP = 16
 """The cap where none is told; an explicit null is none."""
 
 
-class Completion(Struct):
+class Completion(Choosing, kw_only=True):
     """A completion request, as far as it matters here."""
 
-    model: Model
     prompt: Prompts
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: Count | None = _CAP
-    n: Choices | None = None
     best_of: Choices | None = None
-    response_format: Format | None = None
-    priority: Priority | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Completion).decode

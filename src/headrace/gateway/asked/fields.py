@@ -25,6 +25,34 @@ class Format(Struct, gc=False):
     type: str | None = None
 
 
+class Body(Struct, kw_only=True):
+    """A request, as far as it matters here."""
+
+    model: Model
+    cache_salt: str | None = None
+
+
+class Answered(Body, kw_only=True):
+    """One whose answer may come as a stream."""
+
+    stream: bool | None = None
+
+
+class Ranked(Answered, kw_only=True):
+    """One that may say how soon it is wanted."""
+
+    priority: Priority | None = None
+
+
+class Choosing(Ranked, kw_only=True):
+    """One for a number of answers to choose from."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    response_format: Format | None = None
+
+
 def shows_usage(options: StreamOptions | None) -> bool:
     """Return whether a stream is to end with its usage."""
     return options is not None and bool(options.include_usage)
