@@ -328,6 +328,7 @@ def test_a_successor_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> N
         path.write_text(good)
         gateway.hand_over()
         assert gateway.ask() == 200
+        assert ended(gateway.pids[0])
         out, _ = stop(gateway)
         assert out.endswith("headrace: stopped\n")
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)

@@ -48,6 +48,7 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]
             assert place, greeting
             assert key, greeting
             if "--upstream" in flags:
+                assert "/v1 (1 engine at its address for headrace-demo);" in greeting
                 assert process.stderr is not None
                 assert process.stderr.readline() == "engine demo-0: ready\n"
             with openai.OpenAI(api_key=key[0], base_url=place[0], max_retries=0) as sdk:
