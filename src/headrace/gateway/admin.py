@@ -35,7 +35,6 @@ from headrace.gateway.litellm import Keys
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
 from headrace.gateway.steward import (
-    POLICY,
     Applied,
     ChangeRefusedError,
     PolicyChange,
@@ -43,6 +42,7 @@ from headrace.gateway.steward import (
     Steward,
 )
 from headrace.model.ids import TenantId
+from headrace.policy.catalog import POLICY
 from headrace.units import to_seconds
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

@@ -39,6 +39,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """By family, what a sink could not keep."""
     grants: Grants
     """Keys that were made while earlier processes ran."""
+    filed: Settings | None = None
+    """What the configuration file says, where the policy of an earlier process goes on instead."""
     observing: bool = False
     """All may pass, and the configuration only watches."""
 
@@ -80,8 +82,9 @@ def admin(
         parts.audit,
         Followers(parts),
         revision=revision,
+        told=parts.filed,
+        grants=parts.grants,
     )
-    steward.grants = parts.grants
     steward.observing = parts.observing
     sources = Sources(
         refusals=lambda: parts.app.refusals,

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable
 from itertools import count
 
-from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
+from headrace.gateway.errors import Edge, Fault, Headers, body, broken, headers
 from headrace.gateway.http import (
     Receive,
     Scope,
@@ -116,9 +116,9 @@ class Exchange:
         while chunk.end is None:
             await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()
-        await self._finish(chunk.data, chunk.end)
+        await self._finish(stream, chunk.data, chunk.end)
 
-    async def _finish(self, data: bytes, end: End) -> None:
+    async def _finish(self, stream: Stream, data: bytes, end: End) -> None:
         """Send the last of a stream."""
         match end:
             case Done():
@@ -131,7 +131,7 @@ class Exchange:
                 await cut(self.wire, self.receive)
             case Refusal():
                 assert self.route is not None, "as above"
-                fault = edge(Edge.UPSTREAM)
+                fault = stream.fault(Edge.UPSTREAM)
                 await send_events(self.send, broken(fault, self.route), more=False)
             case Left():
                 pass
@@ -145,7 +145,7 @@ class Exchange:
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
                 await answer(self.wire, self.send, end.status, fields, end.body)
             case Cut() | Done():
-                await self._tell(edge(Edge.UPSTREAM))
+                await self._tell(stream.fault(Edge.UPSTREAM))
             case Left():
                 pass
 

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.adapters.journal.ring import segment_paths
@@ -18,7 +19,7 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import JournalError
 from headrace.plane.past import Thawed, thaw
 from headrace.plane.streams import EPOCH_BITS
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import POLICY, PlaneConfig, canonical, decode
 from headrace.units import NS_PER_S, InstantNs
 
 AWAY_NS_MAX = 400 * 24 * 3_600 * NS_PER_S
@@ -40,16 +41,29 @@ class Past(Struct, frozen=True, kw_only=True):
         """Ids of requests and incarnations of replicas are above this one, and in no earlier life."""
         return self.epoch << EPOCH_BITS
 
+    def in_force(self, config: PlaneConfig, source: bytes) -> PlaneConfig:
+        """Return what is decided by where a file of this digest says `config`.
+
+        The policy that the last process ended with goes on, unless the file has changed since.
+        """
+        state = self.plane.state
+        if not state.config or state.source != source:
+            return config
+        kept = decode(state.config)
+        return replace(config, **{name: getattr(kept, name) for name in POLICY})
+
     def revision(self, config: PlaneConfig) -> int:
         """Return the revision of `config`: the one in force if that is it, else the next."""
         state = self.plane.state
         return state.revision + (state.config != canonical(config))
 
 
-def recall(journal: HeldJournal | None, clock: LoopClock, config: PlaneConfig) -> Past:
+def recall(
+    journal: HeldJournal | None, clock: LoopClock, config: PlaneConfig, source: bytes
+) -> Past:
     """Return the past that a journal holds, and set the clock to go on from it.
 
-    It is one from which a process with this configuration can go on.
+    It is one from which a process with this configuration, of a file of this digest, can go on.
     """
     if journal is None:
         return Past()
@@ -60,7 +74,7 @@ def recall(journal: HeldJournal | None, clock: LoopClock, config: PlaneConfig) -
             state = found.plane.state
             epoch = max(journal.life - 1, (state.attempts >> EPOCH_BITS) + 1)
             past = Past(plane=found.plane, epoch=epoch, unread=unread)
-            _try(past, config)
+            _try(past, config, source)
         except (JournalError, OSError) as error:
             _log.warning("%s: cannot be read, and is passed over: %s", path, error)
             unread += 1
@@ -74,12 +88,13 @@ def recall(journal: HeldJournal | None, clock: LoopClock, config: PlaneConfig) -
     return Past(epoch=journal.life - 1, unread=unread)
 
 
-def _try(past: Past, config: PlaneConfig) -> None:
+def _try(past: Past, config: PlaneConfig, source: bytes) -> None:
     """Take the first steps on a copy: a state that breaks the plane must not do so at every start."""
     copy = Plane.thaw(past.plane.freeze())
     now = copy.state.now
     try:
         copy.handle(Restarted(past.epoch), now=now)
+        config = past.in_force(config, source)
         revision = past.revision(config)
         copy.handle(ConfigChanged(revision=revision, config=canonical(config)), now=now)
     except Exception as broken:

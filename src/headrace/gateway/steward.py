@@ -20,13 +20,11 @@ from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver
 from headrace.gateway.grants import Grant, Grants, minus, plus
 from headrace.policy.admission.gates import GateMode
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import POLICY, PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
 REVISIONS = 100
 """Revisions that can be rolled back to; the oldest go first."""
-POLICY = ("admission", "ordering", "routing", "prediction", "window")
-"""Parts of the deployment that a rollback brings back: how is decided, not for whom."""
 FIXED = (
     "deployment.models",
     "deployment.pools",
@@ -111,7 +109,7 @@ class Follower(Protocol):
 class Steward:
     """The one hand that changes a running gateway."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         settings: Settings,
@@ -120,11 +118,17 @@ class Steward:
         follower: Follower,
         *,
         revision: int,
+        told: Settings | None = None,
+        grants: Grants | None = None,
     ) -> None:
-        """Keep what the process starts with as the first revision."""
+        """Keep what the process starts with as the first revision.
+
+        `told`: what the configuration file says, if an earlier process's policy goes on instead.
+        `grants`: keys that were made while earlier processes ran; both settings have them.
+        """
         self._driver, self._clock, self._audit, self._follower = driver, clock, audit, follower
         self.settings = settings
-        self.grants = Grants()
+        self.grants = grants or Grants()
         """The keys that were made while it ran; they are in the settings."""
         self.frozen = False
         """Whether changes of policy and of scale are refused."""
@@ -132,8 +136,14 @@ class Steward:
         """Whether all may pass while the configuration only watches: then nothing may be changed,
         for neither of the two would be what was asked for."""
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
+        told = told or settings
+        self._source = digest(minus(told, self.grants.all).deployment)
         first = Revision(
-            revision=revision, at=written(clock.wall()), who="", what="start", changes={}
+            revision=revision,
+            at=written(clock.wall()),
+            who="",
+            what="start",
+            changes=changes(told, settings),
         )
         self.revisions: deque[Revision] = deque([first], maxlen=REVISIONS)
         """The newest last."""
@@ -165,6 +175,7 @@ class Steward:
 
         Keys made while it ran stay.
         """
+        source = digest(settings.deployment)
         settings = plus(settings, self.grants.all)
         found = changes(self.settings, settings)
         fixed = sorted(path for path in found if _is_fixed(path))
@@ -173,7 +184,7 @@ class Steward:
         if fixed:
             message = f"Only a restart can change: {', '.join(fixed)}."
             raise ChangeRefusedError(409, "needs_restart", message)
-        return self._apply(who, "reload", settings)
+        return self._apply(who, "reload", settings, source=source)
 
     def grant(self, who: str, what: str, grants: tuple[Grant, ...]) -> Applied:
         """Go by these keys instead of those made so far; they are kept before they open anything."""
@@ -186,7 +197,7 @@ class Steward:
                 raise ChangeRefusedError(500, "internal_error", message) from None
 
         settings = plus(minus(self.settings, self.grants.all), grants)
-        return self._apply(who, what, settings, keep)
+        return self._apply(who, what, settings, keep=keep)
 
     def freeze(self, who: str, *, frozen: bool) -> None:
         """Refuse, or allow again, changes of policy and of scale."""
@@ -203,9 +214,18 @@ class Steward:
             self._note(who, "drain", {"draining": (False, True)})
 
     def _apply(
-        self, who: str, what: str, settings: Settings, keep: Callable[[], None] | None = None
+        self,
+        who: str,
+        what: str,
+        settings: Settings,
+        *,
+        keep: Callable[[], None] | None = None,
+        source: bytes | None = None,
     ) -> Applied:
-        """Make a change, if it may be; `keep` is called when nothing can refuse it any more."""
+        """Go by other settings; `source`: of the file, if it is that which tells them.
+
+        `keep` is called when nothing can refuse the change any more.
+        """
         self._whole()
         if self.observing:
             message = (
@@ -221,13 +241,14 @@ class Steward:
         if wrong:
             raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
         warnings = tuple(map(_line, told))
+        self._source = source or self._source
         if not found:
             return Applied(revision=self._driver.revision, changes={}, warnings=warnings)
         if keep is not None:
             keep()
         config, revision = settings.deployment, self._driver.revision + 1
         self._follower.prepare(revision, canonical(config))
-        self._driver.reconfigure(config, revision)
+        self._driver.reconfigure(config, revision, self._source)
         self._whole()
         self._follower.adopt(settings)
         self.settings = settings

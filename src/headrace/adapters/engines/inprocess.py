@@ -39,6 +39,8 @@ class InProcessEngine:
         self._answers: dict[AttemptId, _Answer] = {}
         self.tells_first = True
         """It is here."""
+        self.trouble: str | None = None
+        """None that it could have."""
 
     @property
     def name(self) -> ReplicaName:
