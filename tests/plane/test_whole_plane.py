@@ -409,3 +409,35 @@ TestWholePlane.settings = settings(
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_a_turn_that_a_booking_moved_is_given_in_the_same_breath() -> None:
+    """Who was sent pays, so that a class with no place for one tenant's work may have it for another's."""
+    plane = WholePlane()
+    plane.begin(nth=3, pools=["own"])
+    plane.burst(
+        burst=[
+            ("a", "interactive", 1_500, 0, 1, None),
+            ("c", "late", 6_000, 4, 600, None),
+            ("b", "late", 3_000, 4, 600, None),
+            ("a", "late", 12_000, 4, 600, None),
+            ("a", "interactive", 3_000, 4, None, None),
+            ("b", "batch", 1_500, 3, 1, None),
+            ("c", "tight", 3_000, 2, 1, None),
+            ("c", "interactive", 12_000, 3, 600, None),
+        ]
+    )
+    plane.up(name="r3", pool="any")
+    for one in (
+        ("b", "interactive", 6_000, 0, 1, None),
+        ("a", "interactive", 12_000, 1, None, None),
+        ("b", "interactive", 1_500, 4, None, None),
+        ("b", "late", 100, 2, None, None),
+        ("c", "interactive", 100, 3, 600, None),
+        ("a", "batch", 12_000, 1, None, None),
+        ("a", "interactive", 100, 3, 600, None),
+        ("a", "tight", 12_000, 4, 600, None),
+    ):
+        plane.burst(burst=[one])
+        plane.books_balance()
+    plane.teardown()

@@ -39,6 +39,7 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
                 known.held = True  # time alone may let it go
             elif _place(m, known, live, turn, now):
                 leave(m, live, known, now)
+                blocked = NONE  # its tenant pays, so that the turn in any class may be another's
                 continue
             elif _hopeless(m, known, live, now):
                 continue
@@ -283,7 +284,8 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     chosen.last_used = known.fleet.dispatches
     known.fleet.rerank(chosen, load, facts)
     if request.prefix_tokens:
-        m.prefixes[live.model].remember(
+        # Who waits for room may find it there now: less of a prompt is left to compute.
+        known.fleet.version += m.prefixes[live.model].remember(
             chosen, request.prefix, request.prefix_tokens, facts.prefix_capacity
         )
     m.out.append(

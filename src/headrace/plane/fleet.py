@@ -186,15 +186,18 @@ class PrefixIndex:
         steps.reverse()
         return steps
 
-    def remember(self, replica: Replica, prefix: tuple[int, ...], tokens: int, room: int) -> None:
+    def remember(self, replica: Replica, prefix: tuple[int, ...], tokens: int, room: int) -> bool:
         """Note that a replica is about to hold a prefix; forget its least recently used beyond room.
 
-        Touched from the deepest chunk to the first, so that a chain is forgotten from its end.
+        Touched from the deepest chunk to the first, so that a chain is forgotten from its end. Returns
+        whether it had not held all of it.
         """
         held, bit = replica.prefixes, 1 << replica.slot
+        is_new = False
         for chunk in reversed(prefix):
             before = held.pop(chunk, None)
             if before is None:
+                is_new = True
                 self._holders[chunk] = self._holders.get(chunk, 0) | bit
             held[chunk] = tokens
             replica.prefix_tokens += tokens - (before or 0)
@@ -202,6 +205,7 @@ class PrefixIndex:
             oldest = next(iter(held))
             replica.prefix_tokens -= held.pop(oldest)
             self._drop(oldest, bit)
+        return is_new
 
     def forget(self, replica: Replica) -> None:
         """Drop everything a replica held: it is gone, or its cache was reset (trap 30)."""
