@@ -8,11 +8,9 @@ A plane that fails an assertion is never asked again: everybody is told, and the
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-
-from msgspec import Struct
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.gateway.flights import Flight, Flights
 from headrace.gateway.past import Past
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, Left, Stream
@@ -58,17 +56,6 @@ TICK_NS = DurationNs(100 * NS_PER_MS)
 RECENT = 1_000
 """Requests that the live table shows after they ended."""
 _log = logging.getLogger(__name__)
-
-
-class Flight(Struct):
-    """An attempt that an engine has."""
-
-    stream: Stream
-    engine: EngineClient
-    meter: Meter
-    """What the engine noted: for ends of which no engine tells."""
-    told: int = 0
-    """Tokens of it that the plane was, or at the next tick will be, told of."""
 
 
 class Driver:
@@ -117,11 +104,7 @@ class Driver:
         self._poll_at: InstantNs | None = None
         self._tick_at: InstantNs | None = None
         self._streams: dict[RequestId, Stream] = {}
-        self._flights: dict[AttemptId, Flight] = {}
-        self._moved: dict[AttemptId, int] = {}
-        self._guesses: list[tuple[InstantNs, AttemptId]] = []
-        """A heap of when first tokens are taken to come, where the engine tells of none before the
-        whole answer; those of attempts that are over by then say nothing."""
+        self._flights = Flights()
         self.closed: Fault | None = None
         """What newcomers are told, once it takes none."""
         self.broken: Exception | None = None
@@ -193,11 +176,7 @@ class Driver:
     def down(self, engine: EngineClient) -> None:
         """Tell of a replica that is gone; the plane fails what it had."""
         if self.broken is None:
-            lost = tuple(
-                (attempt, flight.meter.timing())
-                for attempt, flight in self._flights.items()
-                if flight.engine is engine
-            )
+            lost = self._flights.shown_by(engine)
             self._post(
                 ReplicaDown(replica=engine.name, incarnation=engine.incarnation, timings=lost)
             )
@@ -216,7 +195,7 @@ class Driver:
 
     def ended(self, attempt: AttemptId, ending: Ending) -> None:
         """An attempt is over; success completes the answer, the plane says what an error does."""
-        flight = self._forget(attempt)
+        flight = self._flights.forget(attempt)
         if flight is None or self.broken is not None:
             return
         if ending.refusal is not None:
@@ -352,7 +331,7 @@ class Driver:
                 sent = stream.attempt is not None
                 stream.finish(failed(effect.decision, effect.reason, stream.revision, sent=sent))
             case Cancel():
-                flight = self._forget(effect.attempt)
+                flight = self._flights.forget(effect.attempt)
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
@@ -368,20 +347,13 @@ class Driver:
         stream.sent(effect.decision, effect.attempt, self._last)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
-        self._flights[attempt] = Flight(stream=stream, engine=engine, meter=meter)
-        if not (stream.streamed or engine.tells_first):
-            heappush(self._guesses, (later(self._last, effect.first_ns), attempt))
+        told = stream.streamed or engine.tells_first
+        guess = None if told else later(self._last, effect.first_ns)
+        self._flights.start(attempt, Flight(stream, engine, meter), guess)
         stream.on_held = lambda held: self._hold(attempt, held=held)
         engine.submit(
             Call(dispatch=effect, request=stream.request, ask=stream.asked(), meter=meter)
         )
-
-    def _guess(self, attempt: AttemptId) -> None:
-        """Take the first token of an unstreamed answer for made, so that the next may be sent."""
-        flight = self._flights.get(attempt)
-        if flight is not None and not flight.told and self.broken is None:
-            flight.told = 1
-            self._post(FirstToken(attempt))
 
     def _hold(self, attempt: AttemptId, *, held: bool) -> None:
         """Hold an engine back whose caller is slow, or let it go on."""
@@ -399,8 +371,7 @@ class Driver:
             stream.took_ns = DurationNs(self._now() - stream.arrived_at)
 
     def _count(self, attempt: AttemptId, flight: Flight) -> None:
-        first = not flight.told
-        flight.told = self._moved[attempt] = flight.meter.tokens
+        first = self._flights.count(attempt, flight)
         if self._tick_at is None:
             self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
         if first:
@@ -415,16 +386,11 @@ class Driver:
     def _conclude(self, row: Concluded) -> None:
         stream = self._streams.pop(row.request, None)  # an earlier life's callers are gone
         if stream is not None and stream.attempt is not None:
-            self._forget(stream.attempt)
+            self._flights.forget(stream.attempt)
         self.recent.append(row)
         if self._concluded is not None:
             self._concluded(row)
         self.outcomes[row.outcome or row.reason or "left"] += 1
-
-    def _forget(self, attempt: AttemptId) -> Flight | None:
-        """Know an attempt no more."""
-        self._moved.pop(attempt, None)
-        return self._flights.pop(attempt, None)
 
     def _break(self, error: Exception, event: Event | None) -> None:
         """Tell everybody, once, and have the process end."""
@@ -446,7 +412,7 @@ class Driver:
         for engine in self._engines.values():
             engine.close()
         self._poll_at = self._tick_at = None
-        self._guesses.clear()
+        self._flights.guess_no_more()
         self._poll_ns = DurationNs(0)
         self._arm()
 
@@ -458,8 +424,7 @@ class Driver:
         if due is not None:  # else it has stopped
             due = _earlier(due, self.plane.next_timer())
             due = _earlier(due, self._tick_at)
-            if self._guesses:
-                due = _earlier(due, self._guesses[0][0])
+            due = _earlier(due, self._flights.next_guess)
             if self.shadow is not None:
                 due = _earlier(due, self.shadow.next_timer())
         if due == self._due:
@@ -477,8 +442,8 @@ class Driver:
             self._poll()
         if self._tick_at is not None and self._tick_at <= now:
             self._tick(now)
-        while self._guesses and self._guesses[0][0] <= now:
-            self._guess(heappop(self._guesses)[1])
+        while self.broken is None and (attempt := self._flights.guessed(now)) is not None:
+            self._post(FirstToken(attempt))
         when = self.plane.next_timer()
         if when is not None and when <= now and self.broken is None:
             self._post(TimerDue())
@@ -493,8 +458,7 @@ class Driver:
 
     def _tick(self, now: InstantNs) -> None:
         """Tell of every stream that moved; go on while any is in flight."""
-        moved = tuple(self._moved.items())
-        self._moved.clear()
+        moved = self._flights.moved()
         self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS) if self._flights else None
         if moved:
             self._post(ProgressTick(moved))
