@@ -33,6 +33,7 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -105,6 +106,7 @@ class Driver:
         self.shadow = shadow
         """What decides beside the plane without effect, if anything does."""
         self._engines = {engine.name: engine for engine in engines}
+        self._leaving: dict[ReplicaName, Callable[[], None] | None] = {}
         self._last = self.plane.state.now
         self._index = 0
         self._revision = 0
@@ -146,7 +148,7 @@ class Driver:
     @property
     def ready_replicas(self) -> int:
         """How many replicas are ready, of whatever model."""
-        return sum(len(known.fleet.replicas) for known in self.plane.state.models.values())
+        return sum(sum(known.fleet.ready.values()) for known in self.plane.state.models.values())
 
     # What callers' handlers do ----------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class Driver:
 
     def up(self, engine: EngineClient) -> None:
         """Tell of a replica that is ready."""
-        if self.broken is None:
+        if self.broken is None and engine.name not in self._leaving:
             self._post(
                 ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
             )
@@ -247,6 +249,28 @@ class Driver:
             engine.connect(self)
         self._poll()
         self._arm()
+
+    def add(self, engine: EngineClient) -> None:
+        """Take one more engine, of a name that is free; it serves once it says that it is up."""
+        assert engine.name not in self._engines, f"{engine.name} is there"
+        self._engines[engine.name] = engine
+        if self._poll_at is not None:  # else `start` does so
+            engine.connect(self)
+
+    def drain(self, name: ReplicaName, done: Callable[[], None]) -> None:
+        """Send an engine nothing new; `done` is called once nothing of ours runs there."""
+        self._leaving[name] = done
+        if self.broken is None:
+            life = self._engines[name].incarnation
+            self._post(ReplicaDraining(replica=name, incarnation=life))
+
+    def remove(self, name: ReplicaName) -> None:
+        """Let go of an engine; what still runs there ends with an error."""
+        engine = self._engines[name]
+        self.down(engine)
+        engine.close()
+        self._leaving.pop(name, None)
+        del self._engines[name]
 
     def reconfigure(self, config: PlaneConfig, revision: int) -> None:
         """Decide by another configuration; requests that are in end under their own (ADM-6)."""
@@ -323,7 +347,18 @@ class Driver:
             self._break(error, event)
         finally:
             self._running = False
+        if self._leaving:
+            self._see_off()
         self._arm()
+
+    def _see_off(self) -> None:
+        """Tell who waits for an engine to be empty; by the ledger, not by what the engine says."""
+        loads = self.plane.state.ledger.loads
+        for name, done in self._leaving.items():
+            load = loads.get(self._engines[name].incarnation)
+            if done is not None and (load is None or not load.attempts):
+                self._leaving[name] = None
+                self._clock.call_at(self._last, done)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

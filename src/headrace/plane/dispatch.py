@@ -133,7 +133,8 @@ def held_back(m: Machine, known: ModelState, live: Live) -> bool:
     window = max(facts.window_ns for facts in serving.values())
     if live.demand.prefill_ns <= window:
         return False
-    mine = [one for one in known.fleet.replicas.values() if one.pool in serving]
+    fleet = known.fleet.replicas.values()
+    mine = [one for one in fleet if one.pool in serving and not one.draining]
     shut = sum(loads[one.incarnation].pending_prefill_ns > window for one in mine)
     if not shut:
         return False
