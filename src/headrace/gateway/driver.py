@@ -9,10 +9,9 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.gateway.past import Past
+from headrace.gateway.roster import Flight, Roster
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, Left, Stream
 from headrace.model.effect import (
@@ -59,19 +58,6 @@ RECENT = 1_000
 _log = logging.getLogger(__name__)
 
 
-class Flight(Struct):
-    """An attempt that an engine has."""
-
-    stream: Stream
-    engine: EngineClient
-    meter: Meter
-    """What the engine noted: for ends of which no engine tells."""
-    guess: Timer | None = None
-    """When its first token is taken to come, where the engine tells of none before the whole."""
-    told: int = 0
-    """Tokens of it that the plane was, or at the next tick will be, told of."""
-
-
 class Driver:
     """Owns the plane, its time and the streams of all callers."""
 
@@ -105,8 +91,8 @@ class Driver:
         self._concluded = concluded
         self.shadow = shadow
         """What decides beside the plane without effect, if anything does."""
-        self._engines = {engine.name: engine for engine in engines}
-        self._leaving: dict[ReplicaName, Callable[[], None] | None] = {}
+        self._roster = Roster(engines)
+        self._engines = self._roster.engines
         self._last = self.plane.state.now
         self._index = 0
         self._revision = 0
@@ -178,7 +164,7 @@ class Driver:
 
     def up(self, engine: EngineClient) -> None:
         """Tell of a replica that is ready."""
-        if self.broken is None and engine.name not in self._leaving:
+        if self.broken is None and engine.name not in self._roster.leaving:
             self._post(
                 ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
             )
@@ -252,14 +238,13 @@ class Driver:
 
     def add(self, engine: EngineClient) -> None:
         """Take one more engine, of a name that is free; it serves once it says that it is up."""
-        assert engine.name not in self._engines, f"{engine.name} is there"
-        self._engines[engine.name] = engine
+        self._roster.add(engine)
         if self._poll_at is not None:  # else `start` does so
             engine.connect(self)
 
     def drain(self, name: ReplicaName, done: Callable[[], None]) -> None:
         """Send an engine nothing new; `done` is called once nothing of ours runs there."""
-        self._leaving[name] = done
+        self._roster.leaving[name] = done
         if self.broken is None:
             life = self._engines[name].incarnation
             self._post(ReplicaDraining(replica=name, incarnation=life))
@@ -269,8 +254,7 @@ class Driver:
         engine = self._engines[name]
         self.down(engine)
         engine.close()
-        self._leaving.pop(name, None)
-        del self._engines[name]
+        self._roster.remove(name)
 
     def reconfigure(self, config: PlaneConfig, revision: int) -> None:
         """Decide by another configuration; requests that are in end under their own (ADM-6)."""
@@ -347,18 +331,10 @@ class Driver:
             self._break(error, event)
         finally:
             self._running = False
-        if self._leaving:
-            self._see_off()
-        self._arm()
-
-    def _see_off(self) -> None:
-        """Tell who waits for an engine to be empty; by the ledger, not by what the engine says."""
-        loads = self.plane.state.ledger.loads
-        for name, done in self._leaving.items():
-            load = loads.get(self._engines[name].incarnation)
-            if done is not None and (load is None or not load.attempts):
-                self._leaving[name] = None
+        if self._roster.leaving:
+            for done in self._roster.empty(self.plane.state.ledger.loads):
                 self._clock.call_at(self._last, done)
+        self._arm()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

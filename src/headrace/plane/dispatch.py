@@ -37,6 +37,9 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
             if turn.patient and held_back(m, known, m.state.live[turn.request]):
                 known.held = True  # time alone may let it go
             elif _place(m, model, known, turn, now) or _hopeless(m, known, turn, now):
+                blocked = (
+                    NONE  # it moved a counter, or emptied a place: another's turn may have come
+                )
                 continue
             else:
                 known.stuck[turn.slo_class] = mark
