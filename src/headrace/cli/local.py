@@ -21,7 +21,7 @@ from headrace.ports.clock import Clock
 from headrace.units import NS_PER_S, DurationNs
 
 MODEL = "smollm2-135m"
-PROFILE = "cpu2-smollm2-135m"
+PROFILE = "cpu1-smollm2-135m"
 SLOTS, CONTEXT = 4, 2_048
 INSTALL = {
     "xllamacpp": "pip install 'headrace[local]'",
@@ -44,7 +44,8 @@ def local_settings(key: str, given: Mapping[str, str]) -> Resolved:
         "models": [{"name": MODEL, "context_limit": CONTEXT, "output_limit": CONTEXT // 2}],
         "pools": [{"name": _POOL, "model": MODEL, "profile": PROFILE, "replicas": 0}],
         # A processor shared with everything else: promises that a laptop can keep.
-        "classes": [{"name": "interactive", "ttft_ms": 10_000, "itl_ms": 500}],
+        "classes": [{"name": "interactive", "ttft_ms": 10_000, "itl_ms": 1_000}],
+        "window": {"prefill_ms": 1_200},
     }
     return fileless(deployment, key, given)
 

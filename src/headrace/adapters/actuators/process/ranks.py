@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,8 @@ class Ranks:
 
         `env` is added to what is passed on of ours. `told` gets each of `marks` that its log shows.
         """
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(f"no such program: {command[0]}")
         nth = len(self._processes)
         mark = secrets.token_hex(16)
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
