@@ -85,10 +85,9 @@ async def provided(replicas: int, clock: Clock, drain_s: float) -> AsyncIterator
     groups = Groups(actuator, clock, drain_ns=DurationNs(round(drain_s * NS_PER_S)))
     try:
         names = [ReplicaName(f"{MODEL}-{nth}") for nth in range(replicas)]
-        for name in names:
-            groups.grow(name, _POOL)
+        rising = [groups.grow(name, _POOL) for name in names]
         print(f"headrace: starting {MODEL}; its log: {actuator.log_path(names[0])}", flush=True)
-        first = await groups.settled(names[0])
+        first = await rising[0]
         if first.stage is not Stage.READY:
             raise OSError(f"{MODEL} did not start: {first.why}")
         took = stage_seconds([event for event in actuator.record if event.group == names[0]])

@@ -14,6 +14,14 @@ from headrace.ports.clock import Clock, Timer
 from headrace.units import DurationNs, later
 
 
+class _Going:
+    """A group that is to go."""
+
+    def __init__(self, gone: "asyncio.Future[GroupEvent]") -> None:
+        self.gone = gone
+        self.timer: Timer | None = None
+
+
 class Groups:
     """The groups of one gateway, which may come to be before it does."""
 
@@ -22,8 +30,8 @@ class Groups:
         self._actuator, self._clock, self._drain_ns = actuator, clock, drain_ns
         self._gateway: Gateway | None = None
         self._ready: dict[ReplicaName, UpstreamSpec] = {}
-        self._leaving: dict[ReplicaName, Timer | None] = {}
-        self._waiting: dict[ReplicaName, list[asyncio.Future[GroupEvent]]] = {}
+        self._rising: dict[ReplicaName, asyncio.Future[GroupEvent]] = {}
+        self._going: dict[ReplicaName, _Going] = {}
         actuator.connect(self._heard)
 
     @property
@@ -41,48 +49,42 @@ class Groups:
         """Tell the gateway nothing any more: it ends."""
         self._gateway = None
 
-    def grow(self, name: ReplicaName, pool: PoolName) -> None:
-        """Ask for one more group; it serves once it is ready."""
+    def grow(self, name: ReplicaName, pool: PoolName) -> "asyncio.Future[GroupEvent]":
+        """Ask for one more group; return what ends the wait for it: that it is ready, or over."""
+        risen = self._rising[name] = asyncio.get_running_loop().create_future()
         self._actuator.start(name, pool)
+        return risen
 
-    def shrink(self, name: ReplicaName) -> None:
-        """Give a group back, once what runs there is over or has had its time."""
-        if name in self._leaving:
-            return
-        if self._gateway is None or name not in self._ready:
-            self._leaving[name] = None
-            self._actuator.stop(name)
-            return
-        due = later(self._clock.now(), self._drain_ns)
-        self._leaving[name] = self._clock.call_at(due, lambda: self._actuator.stop(name))
-        self._gateway.driver.drain(name, lambda: self._actuator.stop(name))
+    def shrink(self, name: ReplicaName) -> "asyncio.Future[GroupEvent]":
+        """Give a group back, once what runs there is over or has had its time.
 
-    async def settled(self, name: ReplicaName) -> GroupEvent:
-        """Return with what ends the wait for a group: that it is ready, or over."""
-        future: asyncio.Future[GroupEvent] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(name, []).append(future)
-        return await future
-
-    async def over(self, name: ReplicaName) -> GroupEvent:
-        """Return once nothing is left of a group."""
-        while (event := await self.settled(name)).stage not in OVER:
-            pass
-        return event
+        Returns what is left to wait for: that nothing of it is there any more.
+        """
+        going = self._going.get(name)
+        if going is None:
+            going = self._going[name] = _Going(asyncio.get_running_loop().create_future())
+            if self._gateway is None or name not in self._ready:
+                self._actuator.stop(name)
+            else:
+                due = later(self._clock.now(), self._drain_ns)
+                going.timer = self._clock.call_at(due, lambda: self._actuator.stop(name))
+                self._gateway.driver.drain(name, lambda: self._actuator.stop(name))
+        return going.gone
 
     def _heard(self, event: GroupEvent) -> None:
-        name = event.group
+        name, over = event.group, event.stage in OVER
         if event.stage is Stage.READY:
             self._join(name)
-        elif event.stage in OVER or event.stage in (Stage.LOST, Stage.STOPPING):
+        elif over or event.stage in (Stage.LOST, Stage.STOPPING):
             self._leave(name)
-        if event.stage is Stage.LOST and name in self._leaving:
+        if event.stage is Stage.LOST and name in self._going:
             self._actuator.stop(name)  # it is not to come back
-        if event.stage in OVER and (timer := self._leaving.pop(name, None)) is not None:
-            timer.cancel()
-        if event.stage is Stage.READY or event.stage in OVER:
-            for future in self._waiting.pop(name, ()):
-                if not future.done():
-                    future.set_result(event)
+        if event.stage is Stage.READY or over:
+            _settle(self._rising.pop(name, None), event)
+        if over and (going := self._going.pop(name, None)) is not None:
+            if going.timer is not None:
+                going.timer.cancel()
+            _settle(going.gone, event)
 
     def _join(self, name: ReplicaName) -> None:
         (group,) = (one for one in self._actuator.groups() if one.name == name)
@@ -93,3 +95,8 @@ class Groups:
     def _leave(self, name: ReplicaName) -> None:
         if self._ready.pop(name, None) is not None and self._gateway is not None:
             self._gateway.driver.remove(name)
+
+
+def _settle(future: "asyncio.Future[GroupEvent] | None", event: GroupEvent) -> None:
+    if future is not None and not future.done():
+        future.set_result(event)
