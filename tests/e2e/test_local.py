@@ -75,9 +75,10 @@ def test_it_greets_answers_and_ends_with_its_engine(tmp_path: Path) -> None:
                 model=local.MODEL,
                 messages=[{"role": "user", "content": "What is the capital of France?"}],
                 max_tokens=16,
-                temperature=0,
             )
-        assert "Paris" in (answer.choices[0].message.content or "")
+        assert answer.choices[0].message.content
+        assert answer.usage is not None
+        assert 0 < answer.usage.completion_tokens <= 16
         if sys.platform == "linux":
             engines = children(process)
             assert len(engines) == 1
