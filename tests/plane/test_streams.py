@@ -487,3 +487,54 @@ def test_a_rate_is_never_nothing() -> None:
     assert rate.micro() == MICRO // 100
     rate.time_ns = 0
     assert rate.micro() == MICRO
+
+
+# A replica that is to go -----------------------------------------------------------------------
+
+
+def test_a_draining_replica_finishes_what_it_has_and_takes_nothing_new() -> None:
+    made = Driver(replicas=2)
+    first = made.arrive()
+    gone = made.live(first).replica
+    life = 1 if gone == "r0" else 2
+    assert not made.drain(str(gone), life)
+    for _ in range(4):
+        assert made.live(made.arrive(tokens=100)).replica != gone
+    assert made.known.fleet.ready == {POOL: 1}
+    made.serve(first)
+    assert made.plane.state.ledger.loads[Incarnation(life)].attempts == 0
+    made.down(str(gone), life)
+    invariants.hold(made.plane, made.now)
+
+
+def test_the_last_replica_that_drains_leaves_work_waiting_for_the_next() -> None:
+    made = Driver()
+    made.drain("r0", 1)
+    assert not made.known.fleet.ready
+    waits = made.arrive(slo_class="batch")
+    if waits in made.plane.state.live:
+        assert made.live(waits).phase is Phase.QUEUED
+    made.up("r1")
+    after = made.arrive()
+    assert made.live(after).replica == "r1"
+
+
+def test_a_draining_replica_that_is_lost_ends_what_it_had() -> None:
+    made = Driver(replicas=1)
+    request, _ = sent(made)
+    made.drain("r0", 1)
+    assert any(isinstance(one, Fail) and one.request == request for one in made.down("r0", 1))
+    invariants.over(made.plane)
+
+
+def test_draining_is_forgotten_with_the_incarnation() -> None:
+    made = Driver()
+    made.drain("r0", 1)
+    made.up("r0")
+    assert made.known.fleet.ready == {POOL: 1}
+    before = frozen_but_for_counts(made)
+    for life in (1, 7):
+        made.drain("r0", life)
+    made.drain("nobody", 1)
+    assert frozen_but_for_counts(made) == before
+    assert made.plane.state.ignored["draining"] == 3

@@ -24,6 +24,7 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -114,6 +115,7 @@ class WholePlane(RuleBasedStateMachine):
         self.epoch = 0
         self.life = 0
         self.lives: list[tuple[str, int, str]] = []
+        self.drained: set[int] = set()
         self.attempts: list[AttemptId] = []
         self.made: Counter[AttemptId] = Counter()
         self.offered: set[RequestId] = set()
@@ -149,6 +151,7 @@ class WholePlane(RuleBasedStateMachine):
                 assert effect.attempt not in self.attempts
                 assert effect.request in self.offered - self.over
                 assert (effect.replica, effect.incarnation) in {x[:2] for x in self.lives}
+                assert effect.incarnation not in self.drained
                 self.attempts.append(effect.attempt)
             case Cancel():
                 assert effect.attempt in self.attempts
@@ -332,6 +335,18 @@ class WholePlane(RuleBasedStateMachine):
             )
         )
         assert Incarnation(life) not in self.plane.state.ledger.loads
+
+    @precondition(lambda self: self.lives)
+    @rule(back=st.integers(0, 5), really=st.booleans())
+    def drain(self, back: int, really: bool) -> None:
+        name, life, _ = self.lives[-1 - back % len(self.lives)]
+        if not really:
+            return
+        held = {a for a, f in self.plane.state.ledger.flights.items() if f.incarnation == life}
+        if Incarnation(life) in self.plane.state.ledger.loads:
+            self.drained.add(life)
+        self.tell(ReplicaDraining(replica=ReplicaName(name), incarnation=Incarnation(life)))
+        assert held <= set(self.plane.state.ledger.flights), "what runs there goes on"
 
     @precondition(lambda self: self.lives)
     @rule(

@@ -11,21 +11,24 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import uvloop
 from cyclopts import Parameter
+from msgspec import Struct
 
 from headrace.adapters.engines.remote import LOG as ENGINES
 from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
-from headrace.cli.errors import FAILED, OK
+from headrace.cli.errors import FAILED, OK, fail
+from headrace.cli.fileless import WHO, fileless
+from headrace.cli.local import local_settings, missing, provided
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.resolve import Resolved, resolve, resolved
+from headrace.config.resolve import Resolved, resolve
 from headrace.config.schema import Settings
 from headrace.gateway.audit import LOG as AUDIT
-from headrace.gateway.auth import key_hash, minted
+from headrace.gateway.auth import minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
+from headrace.gateway.groups import Groups
 from headrace.gateway.handover import Heir, Succession
 from headrace.gateway.server import Gateway, listen
 from headrace.gateway.shadow import Beside
@@ -33,7 +36,6 @@ from headrace.gateway.steward import Reread
 from headrace.model.deployment import PoolSpec
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
-_DEMO = "demo"
 _FILES = 65_536
 """Open at most: three for each of 20,000 callers."""
 _BROKEN = "headrace: stopped by a bug of its own; see above"
@@ -41,7 +43,14 @@ _BROKEN = "headrace: stopped by a bug of its own; see above"
 Config = Annotated[
     Path | None, Parameter(help="Configuration file; without it, an emulated fleet and one key.")
 ]
-Replicas = Annotated[int | None, Parameter(help=f"Emulated replicas [default: {_REPLICAS}].")]
+Local = Annotated[
+    bool,
+    Parameter(negative=(), help="Serve a small real model on this machine; see docs/local.md."),
+]
+Replicas = Annotated[
+    int | None,
+    Parameter(help=f"Emulated replicas [default: {_REPLICAS}]; local ones [default: 1]."),
+]
 ProfileName = Annotated[
     str | None, Parameter(help=f"Their hardware profile, by name or file [default: {_PROFILE}].")
 ]
@@ -86,6 +95,7 @@ Decisions = Annotated[Path | None, Parameter(help="Write the decision log to a f
 def serve(  # noqa: PLR0913 - a command's options
     *,
     config: Config = None,
+    local: Local = False,
     host: Host = None,
     port: Port = None,
     replicas: Replicas = None,
@@ -117,7 +127,13 @@ def serve(  # noqa: PLR0913 - a command's options
         "--upstream": upstream,
         "--upstream-key-env": upstream_key_env,
     }
-    if config is None:
+    if local:
+        _refuse({"--config": config, **fleet, "--replicas": None}, "--local says which model runs")
+        if lines := missing():
+            return fail("\n".join(("a small real model takes", *lines)))
+        assert key is not None
+        found = local_settings(key, given)
+    elif config is None:
         assert key is not None
         _refuse_idle(fleet)
         found = demo_settings(
@@ -137,31 +153,37 @@ def serve(  # noqa: PLR0913 - a command's options
         found.settings, observe=observe, shadow=shadow, log=shadow_log, shown=shadow_header
     )
     reread = None if config is None else lambda: resolve(config, os.environ, given).settings
-    well, successor = _run(settings, key, reread, second, heir)
+    running = (1 if replicas is None else replicas) if local else 0
+    told_to = _Plan(key=key, reread=reread, second=second, heir=heir, local=running)
+    well, successor = _run(settings, told_to)
     served_on = "" if successor is None else f"; process {successor} serves on"
     print(f"headrace: stopped{served_on}" if well else _BROKEN)
     return OK if well else FAILED
 
 
-def _run(
-    settings: Settings,
-    key: str | None,
-    reread: Reread | None,
-    second: Beside | None,
-    heir: Heir | None,
-) -> tuple[bool, int | None]:
+class _Plan(Struct, frozen=True, kw_only=True):
+    """What a process does beside its settings."""
+
+    key: str | None
+    reread: Reread | None
+    second: Beside | None
+    heir: Heir | None
+    local: int = 0
+    """Engine processes to start; 0: not `--local`."""
+
+
+def _run(settings: Settings, plan: _Plan) -> tuple[bool, int | None]:
     """Listen and serve; return whether it ended well, and the process that serves on."""
     _open_more_files()
     with (
-        _listener(settings, heir) as sock,
-        _admin_listener(settings, heir) as admin_sock,
+        _listener(settings, plan.heir) as sock,
+        _admin_listener(settings, plan.heir) as admin_sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         _show(ENGINES)
         if admin_sock is not None:
             _show(AUDIT)
-        socks = (sock, admin_sock)
-        return runner.run(_serve(settings, socks, key, reread, second, heir))
+        return runner.run(_serve(settings, (sock, admin_sock), plan))
 
 
 def _open_more_files() -> None:
@@ -208,25 +230,16 @@ def demo_settings(
     """
     name = _MODEL if model is None else model
     pool = {
-        "name": _DEMO,
+        "name": WHO,
         "model": name,
         "profile": _PROFILE if profile is None else profile,
         "replicas": _REPLICAS if replicas is None else replicas,
     }
-    written = {
-        "deployment": {
-            "models": [{"name": name}],
-            "pools": [pool],
-            "tenants": [{"name": _DEMO}],
-        },
-        "upstreams": [
-            {name: value for name, value in spec.items() if value is not None} | {"pool": _DEMO}
-            for spec in upstreams
-        ],
-        "keys": [{"name": _DEMO, "tenant": _DEMO, "hash": key_hash(key)}],
-    }
-    text = msgspec.json.format(msgspec.json.encode(written)).decode()
-    return resolved(text, "the fleet without a file", Path(), os.environ, given)
+    real = [
+        {name: value for name, value in spec.items() if value is not None} | {"pool": WHO}
+        for spec in upstreams
+    ]
+    return fileless({"models": [{"name": name}], "pools": [pool]}, key, given, upstreams=real)
 
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:
@@ -247,19 +260,30 @@ def _refuse_idle(fleet: Mapping[str, object]) -> None:
 
 
 async def _serve(
-    settings: Settings,
-    socks: tuple[socket.socket, socket.socket | None],
-    key: str | None,
-    reread: Reread | None,
-    second: Beside | None,
-    heir: Heir | None,
+    settings: Settings, socks: tuple[socket.socket, socket.socket | None], plan: _Plan
 ) -> tuple[bool, int | None]:
     """Serve; return whether that ended well, and the process that serves on."""
-    loop = asyncio.get_running_loop()
+    if not plan.local:
+        return await _serve_by(settings, socks, plan, None)
+    clock = MonotonicClock(asyncio.get_running_loop())
+    async with provided(plan.local, clock, settings.server.drain_s) as groups:
+        return await _serve_by(settings, socks, plan, groups)
+
+
+async def _serve_by(
+    settings: Settings,
+    socks: tuple[socket.socket, socket.socket | None],
+    plan: _Plan,
+    groups: Groups | None,
+) -> tuple[bool, int | None]:
+    """Serve by what the settings name, and by groups of processes if there are any."""
+    loop, heir, second = asyncio.get_running_loop(), plan.heir, plan.second
     if heir is not None:
         heir.wait()
-    gateway = Gateway(settings, MonotonicClock(loop), reread=reread, beside=second)
-    succession = Succession(gateway, key=key)
+    gateway = Gateway(settings, MonotonicClock(loop), reread=plan.reread, beside=second)
+    if groups is not None:
+        groups.attach(gateway)
+    succession = Succession(gateway, key=plan.key)
     collector = Collector(loop)
 
     def accepting() -> None:
@@ -271,7 +295,7 @@ async def _serve(
     try:
         with succession.armed():
             if heir is None:
-                _greet(settings, *socks, key)
+                _greet(settings, *socks, plan)
             well = await gateway.serve(*socks, accepting=accepting)
     finally:
         collector.stop()
@@ -294,8 +318,10 @@ def _place(sock: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _described(pool: PoolSpec, settings: Settings) -> str:
+def _described(pool: PoolSpec, settings: Settings, local: int) -> str:
     """Say what a pool consists of."""
+    if local:
+        return f"{local} llama.cpp here for {pool.model}"
     real = sum(spec.pool == pool.name for spec in settings.upstreams)
     if real:
         engines = "engine at its address" if real == 1 else "engines at their addresses"
@@ -304,12 +330,13 @@ def _described(pool: PoolSpec, settings: Settings) -> str:
 
 
 def _greet(
-    settings: Settings, sock: socket.socket, admin_sock: socket.socket | None, key: str | None
+    settings: Settings, sock: socket.socket, admin_sock: socket.socket | None, plan: _Plan
 ) -> None:
     """Say where it listens and how to ask."""
+    key = plan.key
     place = _place(sock, "http" if settings.server.tls is None else "https")
     deployment = settings.deployment
-    fleet = ", ".join(_described(pool, settings) for pool in deployment.pools)
+    fleet = ", ".join(_described(pool, settings, plan.local) for pool in deployment.pools)
     print(f"headrace: serving {place}/v1 ({fleet}); Ctrl-C stops")
     if admin_sock is not None:
         print(f"headrace: admin at {_place(admin_sock)}; headrace top --url {_place(admin_sock)}")

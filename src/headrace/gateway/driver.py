@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.gateway.flights import Flight, Flights
 from headrace.gateway.past import Past
+from headrace.gateway.roster import Roster
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, Left, Stream
 from headrace.model.effect import (
@@ -32,6 +33,7 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -91,7 +93,8 @@ class Driver:
         self._concluded = concluded
         self.shadow = shadow
         """What decides beside the plane without effect, if anything does."""
-        self._engines = {engine.name: engine for engine in engines}
+        self._roster = Roster(engines)
+        self._engines = self._roster.engines
         self._last = self.plane.state.now
         self._index = 0
         self._revision = 0
@@ -132,7 +135,7 @@ class Driver:
     @property
     def ready_replicas(self) -> int:
         """How many replicas are ready, of whatever model."""
-        return sum(len(known.fleet.replicas) for known in self.plane.state.models.values())
+        return sum(sum(known.fleet.ready.values()) for known in self.plane.state.models.values())
 
     @property
     def troubles(self) -> dict[ReplicaName, str]:
@@ -168,7 +171,7 @@ class Driver:
 
     def up(self, engine: EngineClient) -> None:
         """Tell of a replica that is ready."""
-        if self.broken is None:
+        if self.broken is None and engine.name not in self._roster.leaving:
             self._post(
                 ReplicaUp(replica=engine.name, incarnation=engine.incarnation, pool=engine.pool)
             )
@@ -238,6 +241,26 @@ class Driver:
             engine.connect(self)
         self._poll()
         self._arm()
+
+    def add(self, engine: EngineClient) -> None:
+        """Take one more engine, of a name that is free; it serves once it says that it is up."""
+        self._roster.add(engine)
+        if self._poll_at is not None:  # else `start` does so
+            engine.connect(self)
+
+    def drain(self, name: ReplicaName, done: Callable[[], None]) -> None:
+        """Send an engine nothing new; `done` is called once nothing of ours runs there."""
+        self._roster.leaving[name] = done
+        if self.broken is None:
+            life = self._engines[name].incarnation
+            self._post(ReplicaDraining(replica=name, incarnation=life))
+
+    def remove(self, name: ReplicaName) -> None:
+        """Let go of an engine; what still runs there ends with an error."""
+        engine = self._engines[name]
+        self.down(engine)
+        engine.close()
+        self._roster.remove(name)
 
     def reconfigure(self, config: PlaneConfig, revision: int, source: bytes = b"") -> None:
         """Decide by another configuration; requests that are in end under their own (ADM-6)."""
@@ -316,6 +339,9 @@ class Driver:
             self._break(error, event)
         finally:
             self._running = False
+        if self._roster.leaving:
+            for done in self._roster.empty(self.plane.state.ledger.loads):
+                self._clock.call_at(self._last, done)
         self._arm()
 
     def _carry_out(self, effect: Effect) -> None:

@@ -40,6 +40,12 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
     return found
 
 
+def joining(settings: Settings, spec: UpstreamSpec, clock: Clock, last: int) -> EngineClient:
+    """Return an engine that comes while others serve, in one of their pools; lives are above `last`."""
+    (pool,) = (pool for pool in settings.deployment.pools if pool.name == spec.pool)
+    return _remote(spec, pool, 0, clock, last)
+
+
 def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:
     """Return what each hosted engine charges."""
     return {

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, JournalSpec, ServerSpec, Settings
+from headrace.config.schema import AdminSpec, JournalSpec, ServerSpec, Settings, UpstreamSpec
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -26,7 +26,7 @@ from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
-from headrace.gateway.fleet import engines, prices
+from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
@@ -182,10 +182,11 @@ class Gateway:
         logged = None if decisions is None or observing else decisions.decided
         self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
-        fleet = engines(settings, clock, past.first_id)
+        given = engines(settings, clock, past.first_id)
+        self._clock, self._first_life, self._engines = clock, past.first_id, len(given)
         self.driver = Driver(
             clock,
-            fleet,
+            given,
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -196,7 +197,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = self._app(keys, clock, fleet, _told(self.driver.shadow, beside))
+        self.app = self._app(keys, clock, given, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -244,6 +245,12 @@ class Gateway:
             self._files.close()
             self._close()
         return self.driver.broken is None
+
+    def join(self, spec: UpstreamSpec) -> None:
+        """Serve by one more engine, of a name that no other has; see `driver.drain` and `remove`."""
+        self._engines += 1
+        last = self._first_life + (self._engines << LIVES_BITS)
+        self.driver.add(joining(self._settings, spec, self._clock, last))
 
     def stop(self) -> None:
         """Have `serve` end: newcomers are refused, who is in may finish within the drain time."""

@@ -79,6 +79,13 @@ class ReplicaDown(Struct, frozen=True, kw_only=True, tag="down", gc=False):
     """What the streams it held had shown by then, as far as the driver knows."""
 
 
+class ReplicaDraining(Struct, frozen=True, kw_only=True, tag="draining", gc=False):
+    """A replica is to take nothing new; what it has goes on, and its `ReplicaDown` follows."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+
+
 class ReplicaReported(Struct, frozen=True, tag="report", gc=False):
     """A scrape succeeded, perhaps late, perhaps twice."""
 
@@ -106,6 +113,7 @@ Event = (
     | Ended
     | ReplicaUp
     | ReplicaDown
+    | ReplicaDraining
     | ReplicaReported
     | TimerDue
     | Restarted

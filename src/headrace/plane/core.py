@@ -19,6 +19,7 @@ from headrace.model.event import (
     FirstToken,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -52,6 +53,7 @@ class Plane:
             Ended: self._ended,
             ReplicaUp: self._up,
             ReplicaDown: self._down,
+            ReplicaDraining: self._draining,
             ReplicaReported: self._reported,
             TimerDue: self._timer,
             Restarted: self._restarted,
@@ -137,6 +139,9 @@ class Plane:
 
     def _down(self, event: ReplicaDown, now: InstantNs) -> None:
         streams.replica_down(self._machine, event, now)
+
+    def _draining(self, event: ReplicaDraining, now: InstantNs) -> None:
+        streams.replica_draining(self._machine, event, now)
 
     def _reported(self, event: ReplicaReported, now: InstantNs) -> None:
         streams.reported(self._machine, event.snapshot, now)

@@ -42,6 +42,7 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
                 blocked = NONE  # its tenant pays, so that the turn in any class may be another's
                 continue
             elif _hopeless(m, known, live, now):
+                blocked = NONE
                 continue
             else:
                 known.stuck[turn.slo_class] = mark
@@ -170,7 +171,8 @@ def held_back(m: Machine, known: ModelState, live: Live) -> bool:
     window = max(facts.window_ns for facts in serving.values())
     if live.demand.prefill_ns <= window:
         return False
-    mine = [one for one in known.fleet.replicas.values() if one.pool in serving]
+    fleet = known.fleet.replicas.values()
+    mine = [one for one in fleet if one.pool in serving and not one.draining]
     shut = sum(loads[one.incarnation].pending_prefill_ns > window for one in mine)
     if not shut:
         return False

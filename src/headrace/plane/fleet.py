@@ -51,6 +51,8 @@ class Replica(Struct):
     prefixes: dict[int, int] = {}
     """Chunk ids believed cached, least recently used first, with the tokens of each."""
     prefix_tokens: int = 0
+    draining: bool = False
+    """It takes nothing new: not ranked, and not counted as ready."""
 
 
 class PoolFacts(Struct, frozen=True, gc=False):
@@ -80,7 +82,7 @@ def pool_facts(spec: PoolSpec, window_ms: float, kv_reserve: float) -> PoolFacts
 
 
 class Fleet(Struct):
-    """The ready replicas of one model."""
+    """The ready replicas of one model, and those that finish what they have."""
 
     replicas: dict[ReplicaName, Replica] = {}
     ranking: Ranked[str] = field(default_factory=Ranked)
@@ -108,14 +110,20 @@ class Fleet(Struct):
 
     def leave(self, name: ReplicaName) -> Replica:
         """Remove a replica."""
-        replica = self.replicas.pop(name)
-        self.ranking.remove(replica.rank, name)
+        replica = self.replicas[name]
+        if not replica.draining:
+            self.drain(replica)
         self.slots[replica.slot] = None
+        return self.replicas.pop(name)
+
+    def drain(self, replica: Replica) -> None:
+        """Rank a replica no more, nor count it as ready."""
+        replica.draining = True
+        self.ranking.remove(replica.rank, replica.name)
         self.ready[replica.pool] -= 1
         if not self.ready[replica.pool]:
             del self.ready[replica.pool]
         self.version += 1
-        return replica
 
     def rerank(self, replica: Replica, load: Load, facts: PoolFacts) -> None:
         """Rank a replica anew: prefill in front of a newcomer plus what its streams cost one.
@@ -126,7 +134,7 @@ class Fleet(Struct):
         extra = costs.decode_c * load.decodes + costs.decode_d * load.context_tokens
         cost_us = (load.pending_prefill_ns + extra * _TYPICAL_STEPS // PS_PER_NS) // 1_000
         rank = (min(cost_us, (1 << 30) - 1) << _RANK_BITS) + replica.last_used % (1 << _RANK_BITS)
-        if rank != replica.rank:
+        if rank != replica.rank and not replica.draining:
             self.ranking.move(replica.rank, rank, replica.name)
             replica.rank = rank
 

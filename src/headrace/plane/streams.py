@@ -8,6 +8,7 @@ from headrace.model.event import (
     Ended,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaUp,
     Restarted,
     ShutDown,
@@ -163,6 +164,19 @@ def replica_down(m: Machine, event: ReplicaDown, now: InstantNs) -> None:
             dispatch.run(m, model, known, now)
             return
     m.ignore("down")
+
+
+def replica_draining(m: Machine, event: ReplicaDraining, now: InstantNs) -> None:
+    """A replica takes nothing new. What it holds cached helps no newcomer, and is forgotten."""
+    for model, known in m.state.models.items():
+        present = known.fleet.replicas.get(event.replica)
+        if present is None or present.incarnation != event.incarnation or present.draining:
+            continue
+        known.fleet.drain(present)
+        m.prefixes[model].forget(present)
+        dispatch.run(m, model, known, now)  # who can only go there must not wait for ever
+        return
+    m.ignore("draining")
 
 
 GONE = 1_024

@@ -1,0 +1,1 @@
+"""What provides replica groups: processes of this machine."""

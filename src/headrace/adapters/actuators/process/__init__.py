@@ -1,0 +1,1 @@
+"""Replica groups as processes of this machine, which never outlive us."""
