@@ -178,9 +178,8 @@ class Gateway:
         self._settings = settings = replace(filed, deployment=config)
         self._revision = past.revision(config)
         observing = beside is not None and beside.observed
-        decisions = self._decisions(beside.config if beside and observing else config)
+        self._log = decisions = self._decisions(beside.config if beside and observing else config)
         logged = None if decisions is None or observing else decisions.decided
-        self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
         given = engines(settings, clock, past.first_id)
         self._clock, self._first_life, self._engines = clock, past.first_id, len(given)
