@@ -121,6 +121,7 @@ class ObedientEngine:
             PoolName("p"),
         )
         self.tells_first = True
+        self.missing: tuple[str, ...] = ()
         self.calls: list[Call] = []
         self.held: list[tuple[AttemptId, bool]] = []
         self.aborted: list[AttemptId] = []

@@ -7,7 +7,7 @@ A plane that fails an assertion is never asked again: everybody is told, and the
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
@@ -129,6 +129,11 @@ class Driver:
         """Requests that are over, by outcome, or by reason if they were refused."""
 
     @property
+    def engines(self) -> Collection[EngineClient]:
+        """Every engine, up or not."""
+        return self._engines.values()
+
+    @property
     def live(self) -> int:
         """How many requests wait or run."""
         return len(self._streams)
@@ -212,6 +217,8 @@ class Driver:
             return
         if ending.refusal is not None:
             flight.stream.finish(ending.refusal)
+        elif ending.full:
+            flight.stream.finish(edge(Edge.ENGINE_FULL))
         elif not ending.whole:
             flight.stream.finish(Cut())
         self._post(

@@ -39,6 +39,7 @@ class InProcessEngine:
         self._answers: dict[AttemptId, _Answer] = {}
         self.tells_first = True
         """It is here."""
+        self.missing: tuple[str, ...] = ()
 
     @property
     def name(self) -> ReplicaName:

@@ -1,25 +1,34 @@
 """A real engine behind HTTP, any that speaks OpenAI's words: attempts over its pool, and its health.
 
-Knows no vendor. It is up once it answers `/health` (or anything below 500 there: not all serve it),
-and down once it cannot be reached, or three probes in a row end otherwise.
+Knows no vendor: what kinds differ in is in their table. It is up once it answers `/health` (or anything
+below 500 there: not all serve it) and made a token, and down once it cannot be reached, or three probes
+in a row end otherwise.
 """
 
 import logging
 import secrets
 
+import msgspec
 from msgspec import Struct
 
-from headrace.adapters.engines.outgoing import edited
+from headrace.adapters.engines.detect import Detection
+from headrace.adapters.engines.exposition import Load
+from headrace.adapters.engines.fetch import Answer, Fetch
+from headrace.adapters.engines.kinds import KINDS, Feature, Traits
+from headrace.adapters.engines.outgoing import edited, marked
+from headrace.adapters.engines.overload import is_full
+from headrace.adapters.engines.scrape import Scrape
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
+from headrace.model.engine import EngineKind, Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
-from headrace.ports.engine import Call, Ending, Listener, Refusal
+from headrace.ports.engine import Call, Ending, Listener, Refusal, Route
 from headrace.ports.upstream import PoolFullError, UnreachableError, UpstreamError
-from headrace.units import NS_PER_S, DurationNs, InstantNs, later
+from headrace.units import NS_PER_S, Blocks, DurationNs, InstantNs, later
 
 _log = logging.getLogger(__name__)
 PROBE_NS = DurationNs(NS_PER_S)
@@ -53,9 +62,14 @@ class RemoteEngine:
         *,
         model: str,
         patience: Patience,
+        kind: EngineKind | None = EngineKind.OPENAI,
+        priority: bool = False,
         incarnation: int = 0,
     ) -> None:
-        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life."""
+        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life.
+
+        `kind` None: it is found out. `priority`: it was started to run requests by theirs.
+        """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
@@ -64,14 +78,26 @@ class RemoteEngine:
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
-        self._probe: _Probe | None = None
+        self._kind, self._priority = kind, priority
+        self._probe: Fetch | Detection | None = None
         self._probe_at = InstantNs(0)
         self._failures = 0
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
+        self._scrape = Scrape(name, upstream, clock, self._loaded)
         self.tells_first = False
         """An unstreamed answer comes whole."""
         self.is_up = False
         """Whether it serves, as far as is known."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it is able to do; as little as any, until its kind is known."""
+        return KINDS[self._kind or EngineKind.OPENAI]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What of its load it should tell and does not."""
+        return self._scrape.missing
 
     def connect(self, listener: Listener) -> None:
         """Say who listens; it is up after the first probe that finds it so."""
@@ -84,7 +110,7 @@ class RemoteEngine:
         ask = call.ask
         flight.exchange = self.upstream.ask(
             ask.route,
-            edited(ask, call.dispatch, self._model),
+            self._body(call),
             flight,
             hide_usage=not ask.usage_shown,
             timeouts=self._timeouts,
@@ -109,23 +135,37 @@ class RemoteEngine:
             flight.exchange.resume()
 
     def poll(self) -> None:
-        """Look after its health, at most once in `PROBE_NS`."""
+        """Look after its health, at most once in `PROBE_NS`, and ask for its load."""
         now = self._clock.now()
         if self._probe is None and now >= self._probe_at:
             self._probe_at = later(now, PROBE_NS)
-            self._probe = _Probe(self)
             waits = Timeouts(
                 first_byte_ns=_PROBE_WAIT_NS, deadline=later(now, DurationNs(2 * _PROBE_WAIT_NS))
             )
-            self._probe.exchange = self.upstream.get("/health", self._probe, waits)
+            path = self.traits.health_path
+            self._probe = Fetch(
+                lambda listener: self.upstream.get(path, listener, waits), self._probed
+            )
+        if self.is_up:
+            self._scrape.ask(self.traits)
 
     def close(self) -> None:
         """Close every connection."""
         self._let_go()
         if self._probe is not None:
-            self._probe.exchange.abort()
+            self._probe.abort()
         self._probe, self._probe_at = None, InstantNs(1 << 62)
         self.upstream.close()
+
+    def _body(self, call: Call) -> bytes:
+        """Return what is sent: the caller's words, as this engine must be told them."""
+        marks = marked(
+            call.dispatch,
+            self._clock.now(),
+            priority=self.traits.priority if self._priority else None,
+            metadata=self.traits.has(Feature.METADATA),
+        )
+        return edited(call.ask, call.dispatch, self._model, marks)
 
     # What is found ------------------------------------------------------------------------------
 
@@ -159,22 +199,72 @@ class RemoteEngine:
                 del flight.exchange
             self.tell.ended(attempt, ending)
 
-    def probed(self, result: Result) -> None:
-        """A probe is over."""
+    def _probed(self, answer: Answer) -> None:
+        """A look at its health is over."""
         self._probe = None
-        if isinstance(result.error, PoolFullError):
+        if isinstance(answer.error, PoolFullError):
             return  # all connections are at work: it lives
-        if result.error is None and result.status < _BROKEN:
+        if answer.error is None and answer.status < _BROKEN:
             self._failures = 0
             if not self.is_up:
-                self.is_up = True
-                self.incarnation = Incarnation(self.incarnation + 1)
-                self.tell.up(self)
+                self._rise()
             return
         self._failures += 1
-        self.note(str(result.error or f"its health is {result.status}"))
-        if self._failures >= FAILURES or isinstance(result.error, UnreachableError):
+        self.note(str(answer.error or f"its health is {answer.status}"))
+        if self._failures >= FAILURES or isinstance(answer.error, UnreachableError):
             self._fall()
+
+    def _rise(self) -> None:
+        """It says that it is well: find out what it is, and have it make a token before it is up."""
+        if self._kind is None:
+            self._probe = Detection(self.upstream, self._clock, self._detected)
+        elif self.traits.ready_by_token:
+            self._probe = Fetch(
+                lambda listener: self.upstream.ask(
+                    Route.COMPLETIONS,
+                    _first_question(self._model),
+                    listener,
+                    timeouts=self._timeouts,
+                ),
+                self._tasted,
+            )
+        else:
+            self._is_up()
+
+    def _detected(self, kind: EngineKind) -> None:
+        self._probe, self._kind = None, kind
+        _log.info("engine %s is taken for %s", self.name, kind)
+        self._rise()
+
+    def _tasted(self, answer: Answer) -> None:
+        """It made a token, or does not complete texts at all; else it is not ready, whatever it says."""
+        self._probe = None
+        if answer.error is None and answer.status < _BROKEN:
+            self._is_up()
+        else:
+            self.note(f"no token yet: {answer.error or f'it answers {answer.status}'}")
+
+    def _is_up(self) -> None:
+        self.is_up = True
+        self.incarnation = Incarnation(self.incarnation + 1)
+        self.tell.up(self)
+
+    def _loaded(self, load: Load, asked_at: InstantNs) -> None:
+        """It told its load; as of when it was asked, so that it is never taken for newer than it is."""
+        self.tell.reported(
+            Snapshot(
+                replica=self.name,
+                incarnation=self.incarnation,
+                observed_at=asked_at,
+                running=load.running,
+                waiting=load.waiting,
+                kv_blocks_used=_blocks(load.kv_blocks_used),
+                kv_blocks_total=_blocks(load.kv_blocks_total),
+                preemptions=load.preemptions,
+                prefix_tokens_queried=load.prefix_tokens_queried,
+                prefix_tokens_hit=load.prefix_tokens_hit,
+            )
+        )
 
     def _fall(self) -> None:
         if not self.is_up:
@@ -184,7 +274,8 @@ class RemoteEngine:
         self.tell.down(self)
 
     def _let_go(self) -> None:
-        """Stop every attempt and forget it."""
+        """Stop every attempt and forget it; ask for no load."""
+        self._scrape.stop()
         flights, self._flights = self._flights, {}
         for flight in flights.values():
             flight.abort()
@@ -239,6 +330,7 @@ class _Flight:
             timing=NO_STREAM,
             refusal=refusal,
             whole=result.whole,
+            full=not self._call.meter.tokens and is_full(self._status, error),
         )
         self._engine.over(attempt, ending, error)
 
@@ -249,22 +341,10 @@ class _Flight:
         self._engine.tell.produced(self._call.dispatch.attempt, body)
 
 
-class _Probe:
-    """One look at an engine's health."""
+def _first_question(model: str) -> bytes:
+    """Return what is asked of an engine before it counts as up."""
+    return msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1})
 
-    __slots__ = ("_engine", "exchange")
 
-    exchange: Exchange
-
-    def __init__(self, engine: RemoteEngine) -> None:
-        self._engine = engine
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        pass
-
-    def on_frames(self, data: bytes, frames: int) -> None:
-        pass
-
-    def on_end(self, result: Result) -> None:
-        del self.exchange
-        self._engine.probed(result)
+def _blocks(count: int | None) -> Blocks | None:
+    return None if count is None else Blocks(count)
