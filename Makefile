@@ -4,16 +4,17 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+ENGINES := .venv/.engines
 UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint types imports tidy bench lock clean
+.PHONY: help demo test test-engines check lint types imports tidy bench lock clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 define need_python
 command -v "$(PYTHON)" >/dev/null || \
@@ -41,6 +42,16 @@ test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
 
+# Without their own dependencies, which are none of ours: see requirements/engines.in.
+$(ENGINES): $(STAMP) requirements/engines.lock
+	$(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements/engines.lock
+	@touch $@
+
+test-engines: $(ENGINES) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)
+	HEADRACE_SOAK_S=$${HEADRACE_SOAK_S-120} \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
+		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
+
 check: lint types imports tidy ## Run the four static checks
 
 lint: $(STAMP) ## Check format and lint rules
@@ -63,6 +74,7 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	@test -x "$$(command -v $(UV))" || $(MAKE) $(STAMP)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
+	$(LOCK) $(if $(UPGRADE),--upgrade) --no-deps requirements/engines.in -o requirements/engines.lock
 
 clean: ## Remove what the other targets made, .venv included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
