@@ -11,10 +11,10 @@ LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hash
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo local test check lint types imports tidy bench lock clean
+.PHONY: help demo local test test-engines check lint types imports tidy bench lock clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 define need_python
 command -v "$(PYTHON)" >/dev/null || \
@@ -49,6 +49,11 @@ test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
+
+test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)
+	HEADRACE_SOAK_S=$${HEADRACE_SOAK_S-120} \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
+		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
 
 check: lint types imports tidy ## Run the four static checks
 

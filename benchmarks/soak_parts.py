@@ -261,7 +261,8 @@ def _configured(engines: Engines, folder: Path) -> dict[str, Any]:
         "admin": {"port": 0, "open": True},
         "journal": {"path": str(folder / "journal")},
         "upstreams": [
-            {"url": url, "pool": "p", "connections": ROOM, "first_byte_s": 600, "gap_s": 3_600}
+            {"url": url, "pool": "p", "kind": "openai", "connections": ROOM}
+            | {"first_byte_s": 600, "gap_s": 3_600}
             for url in engines.urls
         ],
     }

@@ -93,7 +93,9 @@ def config(place: Place, hashed: str) -> dict[str, object]:
             "window": {"prefill_ms": 60_000},
         },
         "keys": [{"name": "bench", "tenant": "bench", "hash": hashed}],
-        "upstreams": [{"url": place.engine, "pool": "bench", "connections": 8_192}],
+        "upstreams": [
+            {"url": place.engine, "pool": "bench", "kind": "openai", "connections": 8_192}
+        ],
         "admin": {"port": 0, "open": True},
     }
 

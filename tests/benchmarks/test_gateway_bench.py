@@ -202,7 +202,7 @@ def test_our_deployment_is_one_the_plane_takes_and_never_full() -> None:
     )
     assert plane.classes[0].ttft_ms is None
     assert config["upstreams"] == [
-        {"url": "http://127.0.0.1:3", "pool": "bench", "connections": 8_192}
+        {"url": "http://127.0.0.1:3", "pool": "bench", "kind": "openai", "connections": 8_192}
     ]
 
 

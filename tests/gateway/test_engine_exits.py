@@ -51,6 +51,8 @@ class Words(NamedTuple):
     error: bytes
     whole: bytes
     """A whole answer."""
+    full: bytes = b'data: {"error":{"message":"later","code":503}}\n\n' + b"data: [DONE]\n\n"
+    """What a stream is told when the engine takes no more."""
 
 
 def named(name: str, rest: str = "") -> bytes:
@@ -82,13 +84,15 @@ WORDS: dict[Route, Words] = {
         end=named("response.completed", _ALL),
         shown=named("response.completed", _ALL),
         error=named("response.failed", ',"response":{"error":{"code":"theirs"}}'),
+        full=named("error", ',"code":"503"'),
         whole=b'{"output":[],%s}' % _COUNTED.encode(),
     ),
     Route.MESSAGES: Words(
         word=named("content_block_delta", ',"delta":{"type":"text_delta","text":"word"}'),
         end=named("message_stop"),
         shown=named("message_stop"),
-        error=named("error", ',"error":{"type":"overloaded_error","code":"theirs"}'),
+        error=named("error", ',"error":{"type":"api_error","code":"theirs"}'),
+        full=named("error", ',"error":{"type":"ServiceUnavailableError"}'),
         whole=b'{"content":[],%s}' % _COUNTED.encode(),
     ),
     Route.EMBEDDINGS: Words(
@@ -114,6 +118,7 @@ class Exit(StrEnum):
     BROKEN_500 = "500"
     LOADED_503 = "503"
     ERROR_EVENT = "error event"
+    FULL_EVENT = "event of a full engine"
     CLOSES = "engine closes"
     RESETS = "engine resets"
     HALF = "engine dies within a frame"
@@ -132,6 +137,7 @@ HIDDEN = STATUSES - PASSED
 
 DONE = Ends(outcome=Outcome.SUCCESS, status=200)
 FAILED = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=502, code="upstream_error")
+FULL = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=503, code="server_is_overloaded")
 LOST = Ends(outcome=Outcome.ERROR, reason="replica_lost", status=502, code="upstream_error")
 LEFT = Ends(outcome=Outcome.CLIENT_CANCEL, aborted=True)
 STOPPED = Ends(
@@ -162,6 +168,13 @@ TABLE: dict[Exit, dict[Phase, Ends | str]] = {
         if exit_ in PASSED
     },
     **{exit_: {**ONE_STATUS, Phase.SENT: FAILED} for exit_ in Exit if exit_ in HIDDEN},
+    Exit.LOADED_503: {**ONE_STATUS, Phase.SENT: FULL},
+    Exit.FULL_EVENT: {
+        **always(FAILED),
+        Phase.SENT: FULL,
+        Phase.HEAD: FULL,
+        Phase.LAST: "what follows the end mark is not read",
+    },
     Exit.ERROR_EVENT: {**always(FAILED), Phase.LAST: "what follows the end mark is not read"},
     Exit.CLOSES: {**always(FAILED), Phase.LAST: DONE},
     Exit.RESETS: {**always(FAILED), Phase.LAST: DONE},
@@ -188,6 +201,7 @@ NO_MODE: dict[tuple[Phase | Exit, Mode], str] = {
     (Phase.HELD, Mode.WHOLE): "an answer in one piece is taken as it comes",
     (Phase.LAST, Mode.WHOLE): "an answer in one piece ends with its last byte",
     (Exit.ERROR_EVENT, Mode.WHOLE): "no events",
+    (Exit.FULL_EVENT, Mode.WHOLE): "no events",
     (Exit.HALF, Mode.WHOLE): "no frames",
     (Exit.LARGE_HALF, Mode.WHOLE): "no frames",
 }
@@ -329,10 +343,10 @@ class World:
             b"",
         )
 
-    def error_event(self, phase: Phase) -> None:
+    def error_event(self, phase: Phase, event: bytes) -> None:
         if phase is Phase.SENT:
             self.say(EVENTS, b"")
-        self.say(chunk(self.words.error) + LAST, b"")
+        self.say(chunk(event) + LAST, b"")
 
     def die(self, how: Callable[[Peer], None]) -> None:
         """End the connection, and that of a second attempt."""
@@ -348,7 +362,8 @@ class World:
         large = b"data: " + b"x" * 2 * FRAME_MAX
         acts: dict[Exit, Callable[[], object]] = {
             Exit.FINISH: lambda: self.finish(phase),
-            Exit.ERROR_EVENT: lambda: self.error_event(phase),
+            Exit.ERROR_EVENT: lambda: self.error_event(phase, self.words.error),
+            Exit.FULL_EVENT: lambda: self.error_event(phase, self.words.full),
             Exit.CLOSES: lambda: self.die(Peer.close),
             Exit.RESETS: lambda: self.die(Peer.reset),
             Exit.HALF: lambda: self.die(lambda peer: peer.close(half)),

@@ -5,16 +5,17 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from headrace.adapters.engines.fetch import Answer
 from headrace.adapters.engines.remote import RemoteEngine
-from headrace.adapters.upstream.exchange import Result
 from headrace.config.schema import Settings, UpstreamSpec
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
 from headrace.gateway.fleet import engines
+from headrace.model.engine import EngineKind
 from tests.gateway.scenes import deployment
 
 pytestmark = pytest.mark.asyncio
-WELL = Result(error=None, status=200, attempts=1, reused=False)
+WELL = Answer(status=200, body=b"", error=None)
 PLACES = tuple(f"http://127.0.0.1:{port}" for port in (9, 10, 11))
 
 
@@ -23,7 +24,10 @@ async def test_every_engine_of_a_pool_serves_beside_emulated_ones() -> None:
     first, second = config.pools
     config = replace(config, pools=(first, replace(second, replicas=2)))
     settings = Settings(
-        deployment=config, upstreams=tuple(UpstreamSpec(url=place, pool="p") for place in PLACES)
+        deployment=config,
+        upstreams=tuple(
+            UpstreamSpec(url=place, pool="p", kind=EngineKind.OPENAI) for place in PLACES
+        ),
     )
     clock = LoopClock(asyncio.get_running_loop())
     found = engines(settings, clock)

@@ -34,6 +34,7 @@ from headrace.gateway.server import Gateway, listen
 from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
 from headrace.model.deployment import PoolSpec
+from headrace.model.engine import EngineKind
 
 _REPLICAS, _PROFILE, _MODEL = 2, "h100-8b-tp1", "headrace-demo"
 _FILES = 65_536
@@ -63,6 +64,10 @@ Upstreams = Annotated[
         " fleet; --profile then says how fast they are.",
         negative=(),
     ),
+]
+EngineKinds = Annotated[
+    EngineKind | None,
+    Parameter(help="Which software the engines are; without it, each is asked once."),
 ]
 KeyEnv = Annotated[str | None, Parameter(help="Environment variable that holds the engines' key.")]
 Host = Annotated[str | None, Parameter(help="Address to listen at.")]
@@ -103,6 +108,7 @@ def serve(  # noqa: PLR0913 - a command's options
     model: Model = None,
     upstream: Upstreams = None,
     upstream_key_env: KeyEnv = None,
+    engine_kind: EngineKinds = None,
     journal: JournalDir = None,
     decisions: Decisions = None,
     observe: Observe = False,
@@ -126,6 +132,7 @@ def serve(  # noqa: PLR0913 - a command's options
         "--model": model,
         "--upstream": upstream,
         "--upstream-key-env": upstream_key_env,
+        "--engine-kind": engine_kind,
     }
     if local:
         _refuse({"--config": config, **fleet, "--replicas": None}, "--local says which model runs")
@@ -142,7 +149,7 @@ def serve(  # noqa: PLR0913 - a command's options
             replicas=replicas,
             profile=profile,
             model=model,
-            upstreams=[{"url": url, "key_env": upstream_key_env} for url in upstream or ()],
+            upstreams=_behind(upstream, upstream_key_env, engine_kind),
         )
     else:
         _refuse(fleet, "the configuration file says which replicas there are")
@@ -170,6 +177,13 @@ class _Plan(Struct, frozen=True, kw_only=True):
     heir: Heir | None
     local: int = 0
     """Engine processes to start; 0: not `--local`."""
+
+
+def _behind(
+    urls: Sequence[str] | None, key_env: str | None, kind: EngineKind | None
+) -> list[dict[str, str | None]]:
+    """Return the engines that flags name."""
+    return [{"url": url, "key_env": key_env, "kind": kind} for url in urls or ()]
 
 
 def _run(settings: Settings, plan: _Plan) -> tuple[bool, int | None]:
@@ -253,10 +267,10 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
 
 def _refuse_idle(fleet: Mapping[str, object]) -> None:
     """Refuse what would do nothing."""
-    name, why = "--replicas", "the upstreams are the replicas"
+    names, why = ["--replicas"], "the upstreams are the replicas"
     if not fleet["--upstream"]:
-        name, why = "--upstream-key-env", "give --upstream too"
-    _refuse({name: fleet[name]}, why)
+        names, why = ["--upstream-key-env", "--engine-kind"], "give --upstream too"
+    _refuse({name: fleet[name] for name in names}, why)
 
 
 async def _serve(

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.model.deployment import Name
-from headrace.model.engine import Usage
+from headrace.model.engine import EngineKind, Usage
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
@@ -125,14 +125,21 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The pool it belongs to."""
     name: Name | None = None
     """The replica's name. None: the pool's with a number."""
+    kind: EngineKind | None = None
+    """Which software it is: `vllm`, `sglang`, `llamacpp`, `trtllm`, `emulated`, or `openai` for any
+    other. None: found out once, by its metrics and paths, and `openai` if nothing tells."""
+    priority: bool = False
+    """Whether it was started to run requests by their `priority`. False: one that was not may refuse
+    any request that has one."""
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """What the engine calls the model. None: as the deployment does."""
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
     and are never passed on."""
-    continuous_usage: bool = False
-    """It takes `stream_options.continuous_usage_stats`, as vLLM and SGLang do: streams that are left
-    early are billed by their tokens. False: by their frames, for others refuse what they do not know."""
+    continuous_usage: bool | None = None
+    """Whether it takes `stream_options.continuous_usage_stats`: streams that are left early are billed
+    by their tokens then, else by their frames. None: as its kind does, vLLM and SGLang do; others may
+    refuse what they do not know."""
     price: PriceSpec | None = None
     """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
     ca_file: Path | None = None

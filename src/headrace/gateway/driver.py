@@ -7,7 +7,7 @@ A plane that fails an assertion is never asked again: everybody is told, and the
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.gateway.flights import Flight, Flights
@@ -118,6 +118,11 @@ class Driver:
         """Requests that are over, by outcome, or by reason if they were refused."""
 
     @property
+    def engines(self) -> Collection[EngineClient]:
+        """Every engine, up or not."""
+        return self._engines.values()
+
+    @property
     def live(self) -> int:
         """How many requests wait or run."""
         return len(self._streams)
@@ -136,12 +141,6 @@ class Driver:
     def ready_replicas(self) -> int:
         """How many replicas are ready, of whatever model."""
         return sum(sum(known.fleet.ready.values()) for known in self.plane.state.models.values())
-
-    @property
-    def troubles(self) -> dict[ReplicaName, str]:
-        """Which replicas are not ready for a reason that is known."""
-        told = ((name, engine.trouble) for name, engine in self._engines.items())
-        return {name: why for name, why in told if why is not None}
 
     # What callers' handlers do ----------------------------------------------------------------
 
@@ -203,6 +202,10 @@ class Driver:
             return
         if ending.refusal is not None:
             flight.stream.finish(ending.refusal)
+        elif ending.full:
+            stream = flight.stream
+            full = edge(Edge.ENGINE_FULL, decision=stream.decision, revision=stream.revision)
+            stream.finish(full)
         elif not ending.whole:
             flight.stream.finish(Cut())
         self._post(

@@ -46,6 +46,7 @@ class Edge(StrEnum):
     WRONG_KEYS = "wrong_keys"
     SHUTTING_DOWN = "shutting_down"
     UPSTREAM = "upstream"
+    ENGINE_FULL = "engine_full"
     INTERNAL = "internal"
 
 
@@ -239,6 +240,14 @@ EDGES: dict[Edge, Face] = {
     ),
     Edge.UPSTREAM: Face(
         502, _SERVER, "upstream_error", "The engine failed within its answer.", retryable=True
+    ),
+    Edge.ENGINE_FULL: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The engine takes no more just now.",
+        retryable=True,
+        dropped="evicted",
     ),
     Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
 }

@@ -166,6 +166,12 @@ FAMILIES: dict[str, Family] = {
         _C, "Prompt tokens looked up there; absent as above.", _REPLICA
     ),
     "replica_preemptions": Family(_C, "Preemptions; absent as above.", _REPLICA),
+    "replica_signals_missing": Family(
+        _G,
+        "1 for each signal of its load that an engine should tell and does not, or for `path`, "
+        "`unreadable`, `silent` if it tells nothing; absent while all is well.",
+        ("pool", "replica", "signal"),
+    ),
     # The process.
     "live_requests": Family(_G, "Requests that wait or run."),
     "ready": Family(_G, "1 if newcomers can be served here, else 0."),

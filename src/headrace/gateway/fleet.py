@@ -95,6 +95,8 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: in
             first_byte_ns=DurationNs(round(spec.first_byte_s * NS_PER_S)),
             gap_ns=DurationNs(round(spec.gap_s * NS_PER_S)),
         ),
+        kind=spec.kind,
+        priority=spec.priority,
         continuous_usage=spec.continuous_usage,
         incarnation=last,
     )

@@ -219,6 +219,10 @@ class Metrics:
             if age <= plane.settings.stale_after_ns:
                 _report(sheet, report, who)
 
+        for engine in self._driver.engines:
+            for signal in engine.missing:
+                sheet.put("replica_signals_missing", 1, engine.pool, engine.name, signal)
+
     def _process(self, sheet: Sheet) -> None:
         driver, sources = self._driver, self._sources
         config = driver.plane.settings.config

@@ -149,7 +149,7 @@ class Overview:
             classes=self._classes(now),
             tenants=[],
             replicas=self._replicas(now),
-            troubles={str(name): why for name, why in driver.troubles.items()},
+            troubles={one.name: one.trouble for one in driver.engines if one.trouble is not None},
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 

@@ -1,9 +1,23 @@
 """What an engine is given, tells about itself and leaves behind: known alike of real and emulated."""
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from headrace.model.ids import Incarnation, ReplicaName
 from headrace.units import Blocks, InstantNs, Tokens
+
+
+class EngineKind(StrEnum):
+    """Which software an engine behind HTTP is; `adapters/engines/kinds.py` says what each is able to do."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+    TRTLLM = "trtllm"
+    EMULATED = "emulated"
+    OPENAI = "openai"
+    """Any other that speaks OpenAI's words; nothing else is assumed of it."""
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):

@@ -83,6 +83,8 @@ class Ending(Struct, frozen=True, kw_only=True):
     """Why nothing was made, if the caller's request is to blame."""
     whole: bool = True
     """What was told ends with a frame, so that an error may follow it."""
+    full: bool = False
+    """It took no more: nothing was made, and another time may do."""
 
 
 class Listener(Protocol):
@@ -130,6 +132,11 @@ class EngineClient(Protocol):
     @property
     def tells_first(self) -> bool:
         """Whether it tells of the first token of an answer that is not streamed."""
+        ...
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What of its load it should tell and does not; empty if all is well, or nothing is asked."""
         ...
 
     @property

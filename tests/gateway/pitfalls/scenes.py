@@ -18,6 +18,7 @@ from headrace.adapters.upstream.pool import Pool
 from headrace.config.schema import JournalSpec, ServerSpec, Settings, UpstreamSpec
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
+from headrace.model.engine import EngineKind
 from headrace.plane.journal import Verified, verify
 from headrace.policy.catalog import Reports
 from tests.adapters.upstream.scenes import (
@@ -330,7 +331,11 @@ class World:
             ),
             keys=keys(),
             server=ServerSpec(**{"port": 0, "drain_s": 0.0, **server}),
-            upstreams=(UpstreamSpec(url=f"http://127.0.0.1:{self.engine.port}", **spec),)
+            upstreams=(
+                UpstreamSpec(
+                    url=f"http://127.0.0.1:{self.engine.port}", kind=EngineKind.OPENAI, **spec
+                ),
+            )
             * replicas,
             journal=JournalSpec(path=str(self._journal), segment_mib=16),
         )

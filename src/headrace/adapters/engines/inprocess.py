@@ -39,6 +39,7 @@ class InProcessEngine:
         self._answers: dict[AttemptId, _Answer] = {}
         self.tells_first = True
         """It is here."""
+        self.missing: tuple[str, ...] = ()
         self.trouble: str | None = None
         """None that it could have."""
 

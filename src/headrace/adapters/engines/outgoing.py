@@ -8,10 +8,12 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
+from headrace.adapters.engines.kinds import Priority
 from headrace.model.effect import Dispatch
 from headrace.ports.engine import Ask, Route
+from headrace.units import NS_PER_MS, InstantNs
 
 _OUTPUT_LIMITS: dict[Route, tuple[str, ...]] = {
     # Both are known to vLLM, SGLang and llama.cpp; the first is what all their releases know, so it is
@@ -36,7 +38,57 @@ _NUMBER = msgspec.json.Decoder(int | float)
 _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
-def edited(ask: Ask, dispatch: Dispatch, model: str, *, continuous: bool = False) -> bytes:
+_PRIORITY, _METADATA = "priority", "vllm_xargs"
+_RELEGATED = 1 << 50
+"""How much later one comes, in ms, that can no longer make it: after all that can."""
+
+
+class Marks(Struct, frozen=True, kw_only=True):
+    """What an engine is told of a request's rank."""
+
+    priority: int | None
+    """As the engine reads it. None: it does not."""
+    metadata: dict[str, str | int] | None
+    """None: it takes none."""
+
+
+UNMARKED = Marks(priority=None, metadata=None)
+
+
+def marked(
+    dispatch: Dispatch, now: InstantNs, *, priority: Priority | None, metadata: bool
+) -> Marks:
+    """Return what to tell an engine of a request that is sent `now`.
+
+    Our own scale is the first-token deadline in ms, those that can no longer make it last; it is turned
+    round for engines where more comes first. Metadata has time left instead of instants, since clocks of
+    two machines differ.
+    """
+    number = None
+    if priority is not None:
+        late = dispatch.deadline // NS_PER_MS + (_RELEGATED if dispatch.relegated else 0)
+        number = late if priority.lower_first else -late
+    told: dict[str, str | int] | None = None
+    if metadata:
+        told = {
+            "headrace_tenant": dispatch.tenant,
+            "headrace_class": dispatch.slo_class,
+            "headrace_weight": dispatch.weight,
+            "headrace_counter": dispatch.counter,
+            "headrace_left_ms": (dispatch.deadline - now) // NS_PER_MS,
+            "headrace_relegated": int(dispatch.relegated),
+        }
+    return Marks(priority=number, metadata=told)
+
+
+def edited(
+    ask: Ask,
+    dispatch: Dispatch,
+    model: str,
+    marks: Marks = UNMARKED,
+    *,
+    continuous: bool = False,
+) -> bytes:
     """Return the JSON to send for a request to an engine that knows the model as `model`.
 
     - `model` is the engine's name for it.
@@ -44,6 +96,8 @@ def edited(ask: Ask, dispatch: Dispatch, model: str, *, continuous: bool = False
     - A streamed chat or completion asks for usage, with the caller's other options kept; one that is
       not streamed has no such options, since engines refuse them. `continuous`: it asks for it in each
       frame too.
+    - `priority` is ours where the engine reads it, and never the caller's, who must not raise itself
+      (FAIR-4); metadata joins the caller's own.
     - A replay whose length is known makes exactly so many tokens, where the route lets us say so.
 
     If nothing is to be changed, these are the caller's own bytes.
@@ -57,6 +111,8 @@ def edited(ask: Ask, dispatch: Dispatch, model: str, *, continuous: bool = False
     if ask.stream and ask.route in _WITH_OPTIONS:
         _ask_usage(fields, changes, continuous=continuous)
     dropped = not ask.stream and fields.pop(_STREAM_OPTIONS, None) is not None
+    dropped |= fields.pop(_PRIORITY, None) is not None
+    _mark(ask, marks, fields, changes)
     if not changes and not dropped:
         return ask.body
     fields.update(changes)
@@ -79,6 +135,23 @@ def _limit(ask: Ask, dispatch: Dispatch, fields: dict[str, Raw], changes: dict[s
     for name in said:
         if not _is_within(fields.get(name, _NULL), dispatch.output_limit):
             changes[name] = _number(dispatch.output_limit)
+
+
+def _mark(ask: Ask, marks: Marks, fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
+    """Note a request's rank, on the routes where engines take it."""
+    if ask.route not in _WITH_OPTIONS:
+        return
+    if marks.priority is not None:
+        changes[_PRIORITY] = _number(marks.priority)
+    if marks.metadata is not None:
+        own: dict[str, Raw] = {}
+        if fields.get(_METADATA, _NULL) != _NULL:
+            try:
+                own = _FIELDS.decode(fields[_METADATA])
+            except _UNREADABLE:
+                return  # the engine's to refuse
+        told = {name: Raw(_encode(value)) for name, value in marks.metadata.items()}
+        changes[_METADATA] = Raw(_encode(own | told))
 
 
 def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw], *, continuous: bool) -> None:

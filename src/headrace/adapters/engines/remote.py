@@ -1,28 +1,42 @@
 """A real engine behind HTTP, any that speaks OpenAI's words: attempts over its pool, and its health.
 
-Knows no vendor. It is up once it answers `/health` (or anything below 500 there: not all serve it) and
-takes our key, and down once it cannot be reached, refuses the key, or three probes in a row end
-otherwise. Whether it takes the key, an empty request tells: it is refused for that, or for the key.
+Knows no vendor: what kinds differ in is in their table. It is up once it answers `/health` (or anything
+below 500 there: not all serve it), takes our key and made a token, and down once it cannot be reached,
+refuses the key, or three probes in a row end otherwise. Whether it takes the key, an empty request tells:
+it is refused for that, or for the key.
 """
 
 import logging
 import secrets
-from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
-from headrace.adapters.engines.outgoing import edited
+from headrace.adapters.engines.detect import Detection
+from headrace.adapters.engines.exposition import Load
+from headrace.adapters.engines.fetch import Answer, Fetch
+from headrace.adapters.engines.kinds import KINDS, Feature, Traits
+from headrace.adapters.engines.outgoing import edited, marked
+from headrace.adapters.engines.overload import is_full
+from headrace.adapters.engines.scrape import Scrape
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
 from headrace.adapters.upstream.usage import EachUsage
+from headrace.model.engine import EngineKind, Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Call, Ending, Listener, Refusal, Route
-from headrace.ports.upstream import PoolFullError, UnreachableError, UpstreamError
-from headrace.units import NS_PER_S, DurationNs, InstantNs, later
+from headrace.ports.upstream import (
+    CutError,
+    LostError,
+    PoolFullError,
+    UnreachableError,
+    UpstreamError,
+)
+from headrace.units import NS_PER_S, Blocks, DurationNs, InstantNs, later
 
 LOG = "headrace.engines"
 """Where engines are told to be ready, and why they are not."""
@@ -30,6 +44,9 @@ _log = logging.getLogger(LOG)
 PROBE_NS = DurationNs(NS_PER_S)
 """Between two looks at an engine's health. 1 s: a dead one gets no newcomers a second later."""
 _EMPTY = b"{}"
+_EARLY_NS = DurationNs(NS_PER_S // 10)
+"""By so much a look may come before its time: polls come once a second, some a little early, and one that
+is missed is a second lost."""
 _PROBE_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
 """Probes in a row that end in an error or in silence, before an engine counts as down. A name that
@@ -64,33 +81,47 @@ class RemoteEngine:
         *,
         model: str,
         patience: Patience,
-        continuous_usage: bool = False,
+        kind: EngineKind | None = EngineKind.OPENAI,
+        priority: bool = False,
+        continuous_usage: bool | None = None,
         incarnation: int = 0,
     ) -> None:
         """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life.
 
-        `continuous_usage`: it takes `stream_options.continuous_usage_stats`.
+        `kind` None: it is found out. `priority`: it was started to run requests by theirs.
+        `continuous_usage`: it takes `stream_options.continuous_usage_stats`; None: as its kind does.
         """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
         self._clock, self.model = clock, model
-        self._continuous = continuous_usage
         self._timeouts = Timeouts(first_byte_ns=patience.first_byte_ns, gap_ns=patience.gap_ns)
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
-        self._probe: _Probe | None = None
-        self._probe_at = InstantNs(0)
+        self._kind, self._priority, self._continuous = kind, priority, continuous_usage
+        self._probe: Fetch | Detection | None = None
+        self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
         self._doubted, self._denied = True, False  # whether our key is to be tried, and was refused
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
+        self._scrape = Scrape(name, upstream, clock, self._loaded)
         self.tells_first = False
         """An unstreamed answer comes whole."""
         self.is_up = False
         """Whether it serves, as far as is known."""
         self.trouble: str | None = None
         """Why it does not serve, once that is known."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it is able to do; as little as any, until its kind is known."""
+        return KINDS[self._kind or EngineKind.OPENAI]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What of its load it should tell and does not."""
+        return self._scrape.missing
 
     def connect(self, listener: Listener) -> None:
         """Say who listens; it is up after the first probe that finds it so."""
@@ -100,18 +131,13 @@ class RemoteEngine:
         """Start an attempt."""
         flight = _Flight(self, call)
         self._flights[call.dispatch.attempt] = flight
-        ask, each_usage = call.ask, EachUsage.NOBODY
-        if call.request.fan_out == 1:  # of several answers, each tells but its own
-            if ask.each_usage_shown:
-                each_usage = EachUsage.CALLER
-            elif self._continuous and ask.stream:
-                each_usage = EachUsage.WE
+        ask, each_usage = call.ask, self._each_usage(call)
         headers = [(b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt))]
         if ask.session is not None:
             headers.append((b"x-session-id", ask.session))
         flight.exchange = self.upstream.ask(
             ask.route,
-            edited(ask, call.dispatch, self.model, continuous=each_usage is EachUsage.WE),
+            self._body(call, continuous=each_usage is EachUsage.WE),
             flight,
             hide_usage=not ask.usage_shown,
             each_usage=each_usage,
@@ -137,20 +163,50 @@ class RemoteEngine:
             flight.exchange.resume()
 
     def poll(self) -> None:
-        """Look after its health, at most once in `PROBE_NS`."""
+        """Look after its health, about once in `PROBE_NS`, and ask for its load."""
+        if self._clock.now() >= self._probe_at:
+            self._look()
+        if self.is_up and not self._closed:
+            self._scrape.ask(self.traits)
+
+    def _look(self) -> None:
+        """Look after its health, unless that is under way."""
         now = self._clock.now()
-        if self._probe is None and now >= self._probe_at:
-            self._probe_at = later(now, PROBE_NS)
-            self._probe = _Probe(self._probed)
-            self._probe.exchange = self.upstream.get("/health", self._probe, self._waits())
+        if self._probe is None and not self._closed:
+            self._probe_at = later(now, PROBE_NS - _EARLY_NS)
+            path = self.traits.health_path
+            self._probe = Fetch(
+                lambda listener: self.upstream.get(path, listener, self._waits()), self._probed
+            )
 
     def close(self) -> None:
         """Close every connection."""
         self._let_go()
         if self._probe is not None:
-            self._probe.exchange.abort()
-        self._probe, self._probe_at = None, InstantNs(1 << 62)
+            self._probe.abort()
+        self._probe, self._closed = None, True
         self.upstream.close()
+
+    def _each_usage(self, call: Call) -> EachUsage:
+        """Return who wants the usage in every frame; of several answers, each tells but its own."""
+        if call.request.fan_out != 1:
+            return EachUsage.NOBODY
+        if call.ask.each_usage_shown:
+            return EachUsage.CALLER
+        takes = self._continuous
+        if takes is None:
+            takes = self.traits.has(Feature.CONTINUOUS_USAGE)
+        return EachUsage.WE if takes and call.ask.stream else EachUsage.NOBODY
+
+    def _body(self, call: Call, *, continuous: bool) -> bytes:
+        """Return what is sent: the caller's words, as this engine must be told them."""
+        marks = marked(
+            call.dispatch,
+            self._clock.now(),
+            priority=self.traits.priority if self._priority else None,
+            metadata=self.traits.has(Feature.METADATA),
+        )
+        return edited(call.ask, call.dispatch, self.model, marks, continuous=continuous)
 
     # What is found ------------------------------------------------------------------------------
 
@@ -183,46 +239,50 @@ class RemoteEngine:
             if flight is not None:
                 del flight.exchange
             self.tell.ended(attempt, ending)
+            if isinstance(error, CutError | LostError):
+                self._look()  # one request's bad luck, or the end of them all
 
     def doubt(self) -> None:
         """It refused a request as if our key were wrong: ask once the next probe is over."""
         self._doubted = True
 
-    def _probed(self, result: Result) -> None:
+    def _probed(self, answer: Answer) -> None:
         """A look at its health is over."""
         self._probe = None
-        if isinstance(result.error, PoolFullError):
+        if isinstance(answer.error, PoolFullError):
             return  # all connections are at work: it lives
-        if result.error is None and result.status < _BROKEN:
+        if answer.error is None and answer.status < _BROKEN:
             self._failures = 0
-            if result.status in _DENIED:
-                self._deny(result.status)
+            if answer.status in _DENIED:
+                self._deny(answer.status)
             elif self._doubted or not self.is_up:
-                self._probe = _Probe(self._keyed)
-                self._probe.exchange = self.upstream.ask(
-                    Route.CHAT, _EMPTY, self._probe, timeouts=self._waits()
+                self._probe = Fetch(
+                    lambda listener: self.upstream.ask(
+                        Route.CHAT, _EMPTY, listener, timeouts=self._waits()
+                    ),
+                    self._keyed,
                 )
             return
         self._failures += 1
-        fault = str(result.error or f"its health is {result.status}")
+        fault = str(answer.error or f"its health is {answer.status}")
         self.note(fault)
-        if self._failures >= FAILURES or isinstance(result.error, UnreachableError):
+        if self._failures >= FAILURES or isinstance(answer.error, UnreachableError):
             self._fall(fault)
 
-    def _keyed(self, result: Result) -> None:
+    def _keyed(self, answer: Answer) -> None:
         """An empty request was refused: for its want of content, or of the right key."""
         self._probe = None
-        if isinstance(result.error, UnreachableError):
-            self._fall(str(result.error))
-        elif result.error is None and result.status in _DENIED:
-            self._deny(result.status)
-        elif result.error is None and result.status != _TOO_MANY:
+        if isinstance(answer.error, UnreachableError):
+            self._fall(str(answer.error))
+        elif answer.error is None and answer.status in _DENIED:
+            self._deny(answer.status)
+        elif answer.error is None and answer.status != _TOO_MANY:
             self._doubted = self._denied = False
-            self._rise()
+            self._try()
         elif self._denied:  # this tells nothing new
             self._probe_at = later(self.now(), DENIED_NS)
         else:
-            self._rise()
+            self._try()
 
     def _deny(self, status: int) -> None:
         self._doubted = self._denied = True
@@ -231,13 +291,61 @@ class RemoteEngine:
         self.note(fault)
         self._fall(fault)
 
-    def _rise(self) -> None:
+    def _try(self) -> None:
+        """It says that it is well: find out what it is, and have it make a token before it is up."""
         if self.is_up:
             return
+        if self._kind is None:
+            self._probe = Detection(self.upstream, self._clock, self._detected)
+        elif self.traits.ready_by_token:
+            self._probe = Fetch(
+                lambda listener: self.upstream.ask(
+                    Route.COMPLETIONS,
+                    _first_question(self.model),
+                    listener,
+                    timeouts=self._timeouts,
+                ),
+                self._tasted,
+            )
+        else:
+            self._rise()
+
+    def _detected(self, kind: EngineKind) -> None:
+        self._probe, self._kind = None, kind
+        _log.info("engine %s is taken for %s", self.name, kind)
+        self._try()
+
+    def _tasted(self, answer: Answer) -> None:
+        """It made a token, or does not complete texts at all; else it is not ready, whatever it says."""
+        self._probe = None
+        if answer.error is None and answer.status < _BROKEN:
+            self._rise()
+        else:
+            self.trouble = f"no token yet: {answer.error or f'it answers {answer.status}'}"
+            self.note(self.trouble)
+
+    def _rise(self) -> None:
         self.is_up, self.trouble = True, None
         _log.info("engine %s: ready", self.name)
         self.incarnation = Incarnation(self.incarnation + 1)
         self.tell.up(self)
+
+    def _loaded(self, load: Load, asked_at: InstantNs) -> None:
+        """It told its load; as of when it was asked, so that it is never taken for newer than it is."""
+        self.tell.reported(
+            Snapshot(
+                replica=self.name,
+                incarnation=self.incarnation,
+                observed_at=asked_at,
+                running=load.running,
+                waiting=load.waiting,
+                kv_blocks_used=_blocks(load.kv_blocks_used),
+                kv_blocks_total=_blocks(load.kv_blocks_total),
+                preemptions=load.preemptions,
+                prefix_tokens_queried=load.prefix_tokens_queried,
+                prefix_tokens_hit=load.prefix_tokens_hit,
+            )
+        )
 
     def _fall(self, why: str) -> None:
         self.trouble = why
@@ -253,7 +361,8 @@ class RemoteEngine:
         return Timeouts(first_byte_ns=_PROBE_WAIT_NS, deadline=end)
 
     def _let_go(self) -> None:
-        """Stop every attempt and forget it."""
+        """Stop every attempt and forget it; ask for no load."""
+        self._scrape.stop()
         flights, self._flights = self._flights, {}
         for flight in flights.values():
             flight.abort()
@@ -310,6 +419,7 @@ class _Flight:
             timing=NO_STREAM,
             refusal=refusal,
             whole=result.whole,
+            full=not self._meter.tokens and is_full(self._status, error),
         )
         self._engine.over(self._attempt, ending, error)
 
@@ -320,22 +430,10 @@ class _Flight:
         self._engine.tell.produced(self._attempt, body)
 
 
-class _Probe:
-    """One look at an engine."""
+def _first_question(model: str) -> bytes:
+    """Return what is asked of an engine before it counts as up."""
+    return msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1})
 
-    __slots__ = ("_told", "exchange")
 
-    exchange: Exchange
-
-    def __init__(self, told: Callable[[Result], None]) -> None:
-        self._told = told
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        pass
-
-    def on_frames(self, data: bytes, frames: int) -> None:
-        pass
-
-    def on_end(self, result: Result) -> None:
-        del self.exchange
-        self._told(result)
+def _blocks(count: int | None) -> Blocks | None:
+    return None if count is None else Blocks(count)

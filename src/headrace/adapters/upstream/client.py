@@ -91,10 +91,21 @@ class Upstream:
         )
         return self.pool.open(request, listener)
 
-    def get(self, path: str, listener: Listener, timeouts: Timeouts = NO_TIMEOUTS) -> Exchange:
-        """Ask for what is under a path, such as `/health` or `/metrics`."""
+    def get(
+        self,
+        path: str,
+        listener: Listener,
+        timeouts: Timeouts = NO_TIMEOUTS,
+        *,
+        answer_limit: int = ANSWER_MAX,
+    ) -> Exchange:
+        """Ask for what is under a path, such as `/health` or `/metrics`, in `answer_limit` bytes."""
         request = Request(
-            method="GET", path=self._base + path, headers=(_PLAIN,), timeouts=timeouts
+            method="GET",
+            path=self._base + path,
+            headers=(_PLAIN,),
+            timeouts=timeouts,
+            answer_limit=answer_limit,
         )
         return self.pool.open(request, listener)
 

@@ -93,6 +93,10 @@ class Metrics:
             f'num_gpu_blocks="{now.kv_blocks_total}"'
         )
         lines = [
+            # Tells it from the engine whose names it uses.
+            "# HELP headrace_engine_info An emulated engine.",
+            "# TYPE headrace_engine_info gauge",
+            'headrace_engine_info{emulates="vllm"} 1',
             *_one("num_requests_running", "gauge", "Requests with a slot.", labels, now.running),
             *_one("num_requests_waiting", "gauge", "Requests without one.", labels, now.waiting),
             *_one("kv_cache_usage_perc", "gauge", "KV cache in use, 1 is full.", labels, used),
