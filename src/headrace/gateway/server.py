@@ -39,6 +39,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 REVISION = 1
 """Of the configuration that the first process on a journal starts with."""
+_JOINED = 1 << 19
+"""Engines that come while others serve are counted above it, those of the configuration below."""
 _BACKLOG = 4_096
 _GIB_IN_MIB = 1_024
 _CLOSING_S = 5
@@ -139,6 +141,7 @@ class Gateway:
     """Where callers and operators come in, while it serves."""
     _admin_server: AdminServer | None = None
     _aside = False  # another process may have listeners and record
+    _joined = 0
 
     def __init__(
         self,
@@ -156,21 +159,19 @@ class Gateway:
         """
         config = settings.deployment
         _refuse_fan_out(settings)
-        self._settings, self._config = settings, config
+        self._settings, self._config, self._clock = settings, config, clock
         self._files = ExitStack()
         self._kept = journal = self._journal()
         past = recall(journal, clock, config)
-        self._revision = past.revision(config)
+        self._revision, self._first_life = past.revision(config), past.first_id
         observing = beside is not None and beside.observed
         decisions = self._decisions(beside.config if beside is not None and observing else config)
         logged = None if decisions is None or observing else decisions.decided
         self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
-        given = engines(settings, clock, past.first_id)
-        self._clock, self._first_life, self._engines = clock, past.first_id, len(given)
         self.driver = Driver(
             clock,
-            given,
+            engines(settings, clock, past.first_id),
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -234,8 +235,8 @@ class Gateway:
 
     def join(self, spec: UpstreamSpec) -> None:
         """Serve by one more engine, of a name that no other has; see `driver.drain` and `remove`."""
-        self._engines += 1
-        last = self._first_life + (self._engines << LIVES_BITS)
+        self._joined += 1
+        last = self._first_life + (_JOINED + self._joined << LIVES_BITS)
         self.driver.add(joining(self._settings, spec, self._clock, last))
 
     def stop(self) -> None:
