@@ -54,8 +54,12 @@ class RemoteEngine:
         model: str,
         patience: Patience,
         incarnation: int = 0,
+        proven: bool = False,
     ) -> None:
-        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life."""
+        """Know a server; `model` is its own name of it, `incarnation` its last life.
+
+        `proven`: whoever started it has seen it serve, so that it is up at once, without a probe.
+        """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
         self.upstream = upstream
@@ -67,6 +71,7 @@ class RemoteEngine:
         self._probe: _Probe | None = None
         self._probe_at = InstantNs(0)
         self._failures = 0
+        self._proven = proven
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self.tells_first = False
         """An unstreamed answer comes whole."""
@@ -74,8 +79,10 @@ class RemoteEngine:
         """Whether it serves, as far as is known."""
 
     def connect(self, listener: Listener) -> None:
-        """Say who listens; it is up after the first probe that finds it so."""
+        """Say who listens; it is up after the first probe that finds it so, or at once if proven."""
         self._listener = listener
+        if self._proven:
+            self._rise()
 
     def submit(self, call: Call) -> None:
         """Start an attempt."""
@@ -167,14 +174,17 @@ class RemoteEngine:
         if result.error is None and result.status < _BROKEN:
             self._failures = 0
             if not self.is_up:
-                self.is_up = True
-                self.incarnation = Incarnation(self.incarnation + 1)
-                self.tell.up(self)
+                self._rise()
             return
         self._failures += 1
         self.note(str(result.error or f"its health is {result.status}"))
         if self._failures >= FAILURES or isinstance(result.error, UnreachableError):
             self._fall()
+
+    def _rise(self) -> None:
+        self.is_up = True
+        self.incarnation = Incarnation(self.incarnation + 1)
+        self.tell.up(self)
 
     def _fall(self) -> None:
         if not self.is_up:
