@@ -93,7 +93,9 @@ class World:
         self.looks = 0
         self.asked: list[Peer] = []
 
-    async def start(self, connections: int = 8, *, continuous_usage: bool = False) -> None:
+    async def start(
+        self, connections: int = 8, *, continuous_usage: bool = False, proven: bool = False
+    ) -> None:
         self.server = await self.scene.server(self._behave)
         upstream = Upstream(
             f"http://127.0.0.1:{self.server.port}",
@@ -110,6 +112,7 @@ class World:
             model="theirs",
             patience=Patience(first_byte_ns=wait, gap_ns=wait),
             continuous_usage=continuous_usage,
+            proven=proven,
         )
         self.engine.connect(self.heard)
         self.engine.poll()
@@ -202,6 +205,20 @@ async def test_it_is_up_after_the_first_probe_that_is_answered(scene: Scene, sta
     world.health = b"HTTP/1.1 204 X\r\n\r\n" if status == 204 else answer(status, b"{}")
     await world.polls(3)
     assert world.heard.lives == [("up", 1)]
+
+
+async def test_one_that_was_seen_to_serve_is_up_without_a_probe_and_down_like_any_other(
+    scene: Scene,
+) -> None:
+    world = World(scene)
+    world.health = answer(503, b"{}")
+    await world.start(proven=True)
+    assert world.heard.lives == [("up", 1)]
+    await world.polls(FAILURES + 1)
+    assert world.heard.lives == [("up", 1), ("down", 1)]
+    world.health = OK
+    await world.polls(1)
+    assert world.heard.lives[2:] == [("up", 2)]
 
 
 async def test_three_bad_probes_in_a_row_take_it_down_and_a_good_one_begins_a_life(

@@ -81,7 +81,7 @@ BROKEN_PLANE = {
         "h100-9b",
         (
             "d:7: unknown profile 'h100-9b' at `$.deployment.pools[0].profile` (a path ending in .yaml, "
-            ".yml or .json, or one of a100-70b-tp4, a100-8b-tp1, h100-70b-tp4, h100-70b-tp8, "
+            ".yml or .json, or one of a100-70b-tp4, a100-8b-tp1, cpu1-smollm2-135m, h100-70b-tp4, h100-70b-tp8, "
             "h100-8b-tp1, h200-70b-tp2, h200-70b-tp4, h200-8b-tp1)"
         ),
     ),

@@ -112,6 +112,15 @@ def test_what_is_not_installed_is_named_by_the_line_that_installs_it(
         assert (line in told) is (module in absent)
 
 
+@pytest.mark.parametrize("count", ["0", "65", "-1"])
+def test_how_many_engines_is_bounded(
+    count: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "missing", tuple)
+    assert main(["serve", "--local", "--replicas", count]) == 2
+    assert "flag --replicas" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags", [("--profile", "h100-8b-tp1"), ("--model", "m"), ("--upstream", "http://127.0.0.1:1")]
 )
@@ -122,7 +131,10 @@ def test_what_another_flag_would_say_is_refused(
     assert flags[0] in capsys.readouterr().err
 
 
-def test_the_profile_is_that_of_the_slots_that_are_served() -> None:
+def test_the_profile_is_that_of_the_slots_that_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "missing", tuple)
     profile = load_profile(local.PROFILE)
     assert profile.max_running == local.SLOTS
     assert profile.kv_capacity_tokens == local.SLOTS * local.CONTEXT

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe, stage_seconds
 from headrace.cli.fileless import WHO, fileless
+from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved
 from headrace.gateway.groups import Groups
 from headrace.model.ids import PoolName, ReplicaName
@@ -31,6 +32,7 @@ INSTALL = {
 be built from source, and is not needed."""
 _SERVER = "headrace.adapters.engines.llamacpp_server"
 _POOL = PoolName(WHO)
+_MOST = 64
 
 
 def missing() -> tuple[str, ...]:
@@ -38,8 +40,17 @@ def missing() -> tuple[str, ...]:
     return tuple(line for module, line in INSTALL.items() if find_spec(module) is None)
 
 
-def local_settings(key: str, given: Mapping[str, str]) -> Resolved:
-    """Return the settings of the local model; its engines come later, as groups of processes."""
+def local_settings(key: str, given: Mapping[str, str], replicas: int = 1) -> Resolved:
+    """Return the settings of the local model; its engines come later, as groups of processes.
+
+    Raises ConfigError where a wheel lacks, with the line that installs it, or if there are to be too
+    many engines.
+    """
+    faults = [Fault(Origin("flag --local"), f"first run: {line}") for line in missing()]
+    if not 1 <= replicas <= _MOST:
+        faults.append(Fault(Origin("flag --replicas"), f"from 1 to {_MOST} on one machine"))
+    if faults:
+        raise ConfigError(faults)
     deployment = {
         "models": [{"name": MODEL, "context_limit": CONTEXT, "output_limit": CONTEXT // 2}],
         "pools": [{"name": _POOL, "model": MODEL, "profile": PROFILE, "replicas": 0}],

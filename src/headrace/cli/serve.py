@@ -18,9 +18,9 @@ from msgspec import Struct
 from headrace.adapters.engines.remote import LOG as ENGINES
 from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
-from headrace.cli.errors import FAILED, OK, fail
+from headrace.cli.errors import FAILED, OK
 from headrace.cli.fileless import WHO, fileless
-from headrace.cli.local import local_settings, missing, provided
+from headrace.cli.local import local_settings, provided
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved, resolve
 from headrace.config.schema import Settings
@@ -126,34 +126,16 @@ def serve(  # noqa: PLR0913 - a command's options
     told: dict[str, object] = {"server.host": host, "server.port": port}
     told |= {"journal.path": journal, "decision_log": decisions}
     given = flags(sets) | {name: str(value) for name, value in told.items() if value is not None}
-    fleet = {
-        "--replicas": replicas,
-        "--profile": profile,
-        "--model": model,
-        "--upstream": upstream,
-        "--upstream-key-env": upstream_key_env,
-        "--engine-kind": engine_kind,
-    }
-    if local:
-        _refuse({"--config": config, **fleet, "--replicas": None}, "--local says which model runs")
-        if lines := missing():
-            return fail("\n".join(("a small real model takes", *lines)))
-        assert key is not None
-        found = local_settings(key, given)
-    elif config is None:
-        assert key is not None
-        _refuse_idle(fleet)
-        found = demo_settings(
-            key,
-            given,
-            replicas=replicas,
-            profile=profile,
-            model=model,
-            upstreams=_behind(upstream, upstream_key_env, engine_kind),
-        )
-    else:
-        _refuse(fleet, "the configuration file says which replicas there are")
-        found = resolve(config, os.environ, given)
+    fleet = _Fleet(
+        local=local,
+        replicas=replicas,
+        profile=profile,
+        model=model,
+        upstream=upstream or [],
+        upstream_key_env=upstream_key_env,
+        engine_kind=engine_kind,
+    )
+    found = _found(config, key, given, fleet)
     for fault in found.warnings:
         print(f"headrace: warning: {fault}", file=sys.stderr)
     settings, second = beside(
@@ -168,6 +150,56 @@ def serve(  # noqa: PLR0913 - a command's options
     return OK if well else FAILED
 
 
+class _Fleet(Struct, frozen=True, kw_only=True):
+    """What the flags say of the replicas."""
+
+    local: bool
+    replicas: int | None
+    profile: str | None
+    model: str | None
+    upstream: list[str]
+    upstream_key_env: str | None
+    engine_kind: EngineKind | None
+
+    def told(self) -> dict[str, object]:
+        """Return them by flag."""
+        return {
+            "--replicas": self.replicas,
+            "--profile": self.profile,
+            "--model": self.model,
+            "--upstream": self.upstream or None,
+            "--upstream-key-env": self.upstream_key_env,
+            "--engine-kind": self.engine_kind,
+        }
+
+
+def _found(
+    config: Path | None, key: str | None, given: Mapping[str, str], fleet: _Fleet
+) -> Resolved:
+    """Return the settings that file and flags come to."""
+    told = fleet.told()
+    if fleet.local:
+        _refuse({"--config": config, **told, "--replicas": None}, "--local says which model runs")
+        assert key is not None
+        return local_settings(key, given, 1 if fleet.replicas is None else fleet.replicas)
+    if config is not None:
+        _refuse(told, "the configuration file says which replicas there are")
+        return resolve(config, os.environ, given)
+    assert key is not None
+    _refuse_idle(told)
+    return demo_settings(
+        key,
+        given,
+        replicas=fleet.replicas,
+        profile=fleet.profile,
+        model=fleet.model,
+        upstreams=[
+            {"url": url, "key_env": fleet.upstream_key_env, "kind": fleet.engine_kind}
+            for url in fleet.upstream
+        ],
+    )
+
+
 class _Plan(Struct, frozen=True, kw_only=True):
     """What a process does beside its settings."""
 
@@ -177,13 +209,6 @@ class _Plan(Struct, frozen=True, kw_only=True):
     heir: Heir | None
     local: int = 0
     """Engine processes to start; 0: not `--local`."""
-
-
-def _behind(
-    urls: Sequence[str] | None, key_env: str | None, kind: EngineKind | None
-) -> list[dict[str, str | None]]:
-    """Return the engines that flags name."""
-    return [{"url": url, "key_env": key_env, "kind": kind} for url in urls or ()]
 
 
 def _run(settings: Settings, plan: _Plan) -> tuple[bool, int | None]:

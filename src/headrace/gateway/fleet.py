@@ -41,9 +41,9 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
 
 
 def joining(settings: Settings, spec: UpstreamSpec, clock: Clock, last: int) -> EngineClient:
-    """Return an engine that comes while others serve, in one of their pools; lives are above `last`."""
+    """Return an engine that somebody started and saw serve, in one of our pools; lives above `last`."""
     (pool,) = (pool for pool in settings.deployment.pools if pool.name == spec.pool)
-    return _remote(spec, pool, 0, clock, last)
+    return _remote(spec, pool, 0, clock, last, proven=True)
 
 
 def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:
@@ -77,7 +77,9 @@ def _emulated(
         yield InProcessEngine(made, clock)
 
 
-def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int) -> RemoteEngine:
+def _remote(
+    spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: int, *, proven: bool = False
+) -> RemoteEngine:
     upstream = Upstream(
         spec.url,
         clock,
@@ -99,6 +101,7 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: in
         priority=spec.priority,
         continuous_usage=spec.continuous_usage,
         incarnation=last,
+        proven=proven,
     )
 
 

@@ -43,6 +43,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 REVISION = 1
 """Of the configuration that the first process on a journal starts with."""
+_JOINED = 1 << 19
+"""Engines that come while others serve are counted above it, those of the configuration below."""
 _BACKLOG = 4_096
 _GIB_IN_MIB = 1_024
 _CLOSING_S = 5
@@ -153,6 +155,7 @@ class Gateway:
     """Where callers and operators come in, while it serves."""
     _admin_server: AdminServer | None = None
     _aside = False  # another process may have listeners and record
+    _joined = 0
 
     def __init__(
         self,
@@ -169,23 +172,22 @@ class Gateway:
         another plane decide without effect.
         """
         _refuse_fan_out(settings)
-        self._source = digest(settings.deployment)
+        self._source, self._clock = digest(settings.deployment), clock
         self._files = ExitStack()
         self._kept = journal = self._journal(settings.journal)
         filed, beside, grants = _granted(settings, beside, journal)
         past = recall(journal, clock, filed.deployment, self._source)
         config = self._config = past.in_force(filed.deployment, self._source)
         self._settings = settings = replace(filed, deployment=config)
-        self._revision = past.revision(config)
+        self._revision, self._first_life = past.revision(config), past.first_id
         observing = beside is not None and beside.observed
         self._log = decisions = self._decisions(beside.config if beside and observing else config)
         logged = None if decisions is None or observing else decisions.decided
         feed = None if settings.admin is None else Feed(config, prices(settings))
-        given = engines(settings, clock, past.first_id)
-        self._clock, self._first_life, self._engines = clock, past.first_id, len(given)
+        fleet = engines(settings, clock, past.first_id)
         self.driver = Driver(
             clock,
-            given,
+            fleet,
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -196,7 +198,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = self._app(keys, clock, given, _told(self.driver.shadow, beside))
+        self.app = self._app(keys, clock, fleet, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -247,8 +249,8 @@ class Gateway:
 
     def join(self, spec: UpstreamSpec) -> None:
         """Serve by one more engine, of a name that no other has; see `driver.drain` and `remove`."""
-        self._engines += 1
-        last = self._first_life + (self._engines << LIVES_BITS)
+        self._joined += 1
+        last = self._first_life + (_JOINED + self._joined << LIVES_BITS)
         self.driver.add(joining(self._settings, spec, self._clock, last))
 
     def stop(self) -> None:

@@ -85,11 +85,13 @@ class RemoteEngine:
         priority: bool = False,
         continuous_usage: bool | None = None,
         incarnation: int = 0,
+        proven: bool = False,
     ) -> None:
-        """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life.
+        """Know a server; `model` is its own name of it, `incarnation` its last life.
 
         `kind` None: it is found out. `priority`: it was started to run requests by theirs.
         `continuous_usage`: it takes `stream_options.continuous_usage_stats`; None: as its kind does.
+        `proven`: whoever started it has seen it serve, so that it is up at once, without a probe.
         """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
@@ -104,6 +106,7 @@ class RemoteEngine:
         self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
         self._doubted, self._denied = True, False  # whether our key is to be tried, and was refused
+        self._proven = proven
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self._scrape = Scrape(name, upstream, clock, self._loaded)
         self.tells_first = False
@@ -124,8 +127,10 @@ class RemoteEngine:
         return self._scrape.missing
 
     def connect(self, listener: Listener) -> None:
-        """Say who listens; it is up after the first probe that finds it so."""
+        """Say who listens; it is up after the first probe that finds it so, or at once if proven."""
         self._listener = listener
+        if self._proven:
+            self._rise()
 
     def submit(self, call: Call) -> None:
         """Start an attempt."""

@@ -81,10 +81,18 @@ class Records:
                 with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
                     ended += _end(msgspec.json.decode(path.read_bytes(), type=Child))
                 path.unlink(missing_ok=True)
-        gone.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+        gone.sort(key=_age)
         for folder in gone[KEPT:]:
             shutil.rmtree(folder, ignore_errors=True)
         return tuple(ended)
+
+
+def _age(folder: Path) -> int:
+    """Return a number that is the greater the longer ago a folder was last written to."""
+    try:
+        return -folder.stat().st_mtime_ns
+    except OSError:  # another gateway sweeps too
+        return 0
 
 
 def _is_gone(folder: Path) -> bool:
