@@ -50,6 +50,7 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]
             if "--upstream" in flags:
                 assert "/v1 (1 engine at its address for headrace-demo);" in greeting
                 assert process.stderr is not None
+                assert process.stderr.readline() == "engine demo-0 is taken for emulated\n"
                 assert process.stderr.readline() == "engine demo-0: ready\n"
             with openai.OpenAI(api_key=key[0], base_url=place[0], max_retries=0) as sdk:
                 yield process, sdk
