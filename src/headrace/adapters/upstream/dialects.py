@@ -54,8 +54,8 @@ def scanner_for(route: Route, *, hide_usage: bool = False) -> Scanner:
 class Completions(Scanner):
     """Frames without a name, `[DONE]` last, usage in one before it or in each.
 
-    Content is what stands for tokens. Engines begin a chat by naming who speaks, some of them before
-    they have read the prompt, and some end it with a reason alone: neither is a token.
+    Content is what stands for tokens. Engines begin a chat by naming who speaks, perhaps before they
+    have read the prompt, and some end it with a reason alone: neither is a token.
     """
 
     __slots__ = ("_hide",)
