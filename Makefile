@@ -9,9 +9,13 @@ UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
 
+# Benchmark clients of others have an environment each, made on first use or named by a variable.
+AIPERF := $(or $(HEADRACE_AIPERF),build/aiperf)
+VLLM   := $(or $(HEADRACE_VLLM),build/vllm)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo local test test-engines check lint types imports tidy bench lock clean
+.PHONY: help demo local test test-engines test-judges check lint types imports tidy bench lock clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +59,22 @@ test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRAC
 	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
 		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
 
+# Most of what aiperf brings is for what is not asked of it here; pip resolves nothing.
+$(AIPERF)/.stamp: requirements/aiperf.lock
+	@$(need_python)
+	"$(PYTHON)" -m venv --clear $(AIPERF)
+	$(AIPERF)/bin/python -m pip install -q --no-cache-dir --no-deps --require-hashes -r requirements/aiperf.lock
+	@touch $@
+
+# vLLM's client is asked where there is a vLLM.
+JUDGES = aiperf$(if $(wildcard $(VLLM)/bin/python),$(comma)vllm-bench)
+comma := ,
+
+test-judges: $(STAMP) $(AIPERF)/.stamp ## Hold our figures against aiperf's and vLLM's; installs 1.2 GB on first use
+	HEADRACE_AIPERF="$(abspath $(AIPERF))" HEADRACE_VLLM="$(abspath $(VLLM))" \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}$(JUDGES) \
+		$(BIN)/python -m pytest -m judge --log-cli-level=INFO tests/judges
+
 check: lint types imports tidy ## Run the four static checks
 
 lint: $(STAMP) ## Check format and lint rules
@@ -78,8 +98,9 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) --no-deps requirements/local.in -o requirements/local.lock
+	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/aiperf.in -o requirements/aiperf.lock
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+	rm -rf .venv build/aiperf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
 		.coverage .coverage.* dist reports
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

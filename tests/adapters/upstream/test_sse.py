@@ -24,6 +24,8 @@ USAGE = (
     b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9,'
     b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
 )
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+END = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 ERROR = b'data: {"error":{"message":"out of memory","code":500}}\n\n'
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -62,6 +64,43 @@ def test_content_comments_and_marks_are_told_apart() -> None:
     seen = scan(WORD + PING + WORD, b"event: message\ndata: {}\n\n" + DONE)
     assert (seen.frames, seen.events, seen.comments, seen.done) == (3, 4, 1, True)
     assert seen.out == WORD + PING + WORD + b"event: message\ndata: {}\n\n" + DONE
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        '"delta":{"role":"assistant","content":""}',  # vLLM
+        '"delta": {"role": "assistant", "content": null}',  # llama.cpp
+        '"delta":{"role":"assistant","content":"","refusal":null,"tool_calls":[]}',  # OpenAI
+        '"delta":{"role":"assistant"}',
+        '"delta":{},"finish_reason":"stop"',
+        '"delta":{"role":null,"content":null,"tool_calls":null},"finish_reason":"stop"',  # SGLang
+    ],
+)
+def test_who_speaks_and_why_it_ended_are_no_tokens(choice: str) -> None:
+    frame = f'data: {{"choices":[{{"index":0,{choice}}}]}}\n\n'.encode()
+    for parts in ([frame + WORD + frame], [frame, WORD, frame]):
+        seen = scan(*parts)
+        assert (seen.out, seen.frames, seen.events) == (frame + WORD + frame, 1, 3)
+    assert scan(frame).frames == 0
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        '"delta":{"role":"assistant","content":"x"}',
+        '"delta":{"role":null,"content":"x"}',
+        '"delta":{"content":"role"}',
+        '"delta":{"content":""},"finish_reason":"length"',  # bytes of a character, not yet whole
+        '"delta":{"role":"assistant","content":null,"tool_calls":[{"index":0}]}',
+        '"delta":{"reasoning_content":"hm"}',
+        '"text":""',
+    ],
+)
+def test_whatever_else_a_choice_says_is_a_token(choice: str) -> None:
+    frame = f'data: {{"choices":[{{"index":0,{choice}}}]}}\n\n'.encode()
+    assert scan(frame + frame).frames == 2
+    assert scan(*single(frame)).frames == 1
 
 
 def test_a_tail_is_held_until_its_frame_is_whole() -> None:
@@ -185,7 +224,7 @@ def test_memory_is_bounded_however_large_a_frame_is() -> None:
     assert scanner.comments + scanner.events == 1
 
 
-STREAM = b"\n" + WORD + PING + NULL + b"\n\r\n" + RUNNING + USAGE + b"\n\n" + DONE
+STREAM = b"\n" + ROLE + WORD + PING + NULL + b"\n\r\n" + RUNNING + END + USAGE + b"\n\n" + DONE
 
 
 @pytest.mark.parametrize("hide", [True, False])
@@ -201,7 +240,21 @@ large = st.sampled_from([FRAME_MAX - 8, FRAME_MAX - 7, FRAME_MAX - 6, FRAME_MAX 
     lambda size: b"data: " + b"x" * size + b"\n\n"
 )
 frames = st.sampled_from(
-    [WORD, NULL, NULL_FIRST, RUNNING, USAGE, DONE, PING, ERROR, b"\n", b"\r\n", b"data: half"]
+    [
+        ROLE,
+        WORD,
+        NULL,
+        NULL_FIRST,
+        RUNNING,
+        END,
+        USAGE,
+        DONE,
+        PING,
+        ERROR,
+        b"\n",
+        b"\r\n",
+        b"data: half",
+    ]
     + [frame.replace(b"\n", b"\r\n") for frame in (WORD, NULL, RUNNING, USAGE, DONE, PING)]
     + [b"id: 1\ndata: {}\n\n", b"data: a\ndata: b\n\n", b"event: x\n\n", b"retry: 5\n", b"\r"]
 )

@@ -58,7 +58,11 @@ def scanner_for(
 
 
 class Completions(Scanner):
-    """Frames without a name, `[DONE]` last, usage in one before it or in each."""
+    """Frames without a name, `[DONE]` last, usage in one before it or in each.
+
+    Content is what stands for tokens. Engines begin a chat by naming who speaks, perhaps before they
+    have read the prompt, and some end it with a reason alone: neither is a token.
+    """
 
     __slots__ = ("_hide",)
 
@@ -76,6 +80,7 @@ class Completions(Scanner):
             or not block.endswith(b"\n\n")
             or block.count(b"\n") != _USUAL_LINES
             or b'"error"' in block
+            or not _says(block)
         ):
             return b""
         if b'"usage"' in block:
@@ -93,6 +98,7 @@ class Completions(Scanner):
             and b'"error"' not in block
             and b"[DONE]" not in block
             and (b'"usage"' not in block or (not self._hide and _only_null(block)))
+            and all(map(_says, block.removesuffix(b"\n\n").split(b"\n\n")))
         ):
             self.events += starts
             return True
@@ -104,14 +110,12 @@ class Completions(Scanner):
             self.done = True
             self.marks += 1
             return frame
-        told = name_of(lines) == b"error"
-        if not told and b'"usage"' not in data and b'"error"' not in data:
-            return frame
         fields = _fields(data)
-        if told or _is_told(fields, "error"):
+        if name_of(lines) == b"error" or _is_told(fields, "error"):
             self.marks += 1
             self.fault = data
             return b""
+        self.marks += not _has_content(fields)
         if "usage" not in fields or not self._note_usage(fields):
             return frame
         return self._without_usage(fields, lines, frame[len(frame.rstrip(b"\r\n")) :])
@@ -133,7 +137,6 @@ class Completions(Scanner):
         """Note the usage a frame tells; return whether the frame must not go on with it."""
         if _is_told(fields, "usage"):
             self.usage = completion_usage(fields["usage"]) or self.usage
-            self.marks += _is_bare(fields)
         return self._hide
 
     def _without_usage(self, fields: dict[str, Raw], lines: list[bytes], ends: bytes) -> bytes:
@@ -348,6 +351,14 @@ _LASTS = (_Part.END, _Part.FAULT)
 _NO_NAMES = (b"", b"message")  # the second is what the first means
 
 
+class _Choice(Struct):
+    delta: dict[str, Raw] | None = None
+
+
+_CHOICES = msgspec.json.Decoder(list[_Choice])
+_NOTHING = (b'""', b"[]", b"{}")
+
+
 class _Typed(Struct):
     type: Raw = Raw(b'""')
 
@@ -375,6 +386,36 @@ def _fields(data: bytes) -> dict[str, Raw]:
         return _FIELDS.decode(data)
     except UNREADABLE:
         return {}
+
+
+def _says(frame: bytes) -> bool:
+    """Return whether a usual frame says something, which its keys tell; others are read.
+
+    Quotes within a text are escaped: no text can look like a key.
+    """
+    return (b'"content":"' in frame or b'"text":"' in frame) and b'"role"' not in frame
+
+
+def _has_content(fields: dict[str, Raw]) -> bool:
+    """Return whether a choice stands for tokens; what is no chat or completion is taken to."""
+    if "choices" not in fields:
+        return True
+    try:
+        choices = _CHOICES.decode(fields["choices"])
+    except UNREADABLE:
+        return True
+    return any(choice.delta is None or _is_token(choice.delta) for choice in choices)
+
+
+def _is_token(delta: dict[str, Raw]) -> bool:
+    """Return whether a delta is more than a role or an end.
+
+    An empty text is: the engine made a token that it cannot write yet. Beside a role it is not.
+    """
+    told = {name: bytes(value) for name, value in delta.items() if bytes(value) != b"null"}
+    if told.pop("role", None) is None:
+        return bool(told)
+    return any(value not in _NOTHING for value in told.values())
 
 
 def _only_null(block: bytes) -> bool:
