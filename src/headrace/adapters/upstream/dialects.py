@@ -31,6 +31,8 @@ repeating all of the answer. 1 MiB: 100,000 tokens; beyond it the usage is not k
 
 _NULL_LAST = b',"usage":null}\n\n'
 _TOLD_LAST = b',"usage":{'
+_CONTENT = b'"delta":{"content":"'
+_TEXT = b'"text":"'
 _USUAL_LINES = 2
 _NAMED_LINES = 3
 _TYPE = re.compile(rb'^data: ?\{\s*"type":\s*"([^"\\]*)"', re.MULTILINE)
@@ -389,11 +391,15 @@ def _fields(data: bytes) -> dict[str, Raw]:
 
 
 def _says(frame: bytes) -> bool:
-    """Return whether a usual frame says something, which its keys tell; others are read.
+    """Return whether a usual frame stands for tokens, by how its content begins; others are read.
 
     Quotes within a text are escaped: no text can look like a key.
     """
-    return (b'"content":"' in frame or b'"text":"' in frame) and b'"role"' not in frame
+    at = frame.find(_CONTENT)
+    if at < 0:
+        return _TEXT in frame
+    after = at + len(_CONTENT)
+    return frame[after : after + 1] != b'"'
 
 
 def _has_content(fields: dict[str, Raw]) -> bool:
