@@ -8,12 +8,16 @@ UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
 
+# A real vLLM has an environment of its own, made on first use. Its lock is for this Python, on Linux.
+VLLM        := $(or $(HEADRACE_VLLM),build/vllm)
+VLLM_PYTHON ?= python3.11
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint types imports tidy bench lock clean
+.PHONY: help demo test test-vllm check lint types imports tidy bench lock clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 define need_python
 command -v "$(PYTHON)" >/dev/null || \
@@ -41,6 +45,16 @@ test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
 
+$(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
+	"$(VLLM_PYTHON)" -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --no-cache-dir --no-deps -r requirements/vllm-torch.txt
+	$(VLLM)/bin/python -m pip install -q --no-cache-dir --no-deps --require-hashes -r requirements/vllm.lock
+	$(VLLM)/bin/python -c "import torch; v = torch.__version__; assert v.endswith('+cpu'), v"
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.stamp ## Run the tests that need a real vLLM; installs it, 2 GB, on first use
+	HEADRACE_VLLM="$(abspath $(VLLM))" HEADRACE_TEST_REQUIRE=vllm $(BIN)/python -m pytest -m vllm
+
 check: lint types imports tidy ## Run the four static checks
 
 lint: $(STAMP) ## Check format and lint rules
@@ -63,8 +77,10 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	@test -x "$$(command -v $(UV))" || $(MAKE) $(STAMP)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
+	$(filter-out --universal,$(LOCK)) $(if $(UPGRADE),--upgrade) \
+		--excludes requirements/vllm-excludes.txt requirements/vllm.in -o requirements/vllm.lock
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+	rm -rf .venv build/vllm .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
 		.coverage .coverage.* dist reports
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
