@@ -19,7 +19,7 @@ from tests.support import require_service
 PYTHON = "HEADRACE_LLAMACPP_PYTHON"
 MODEL = "smol"
 SLOTS = 2
-CONTEXT = 1_024
+CONTEXT = 4_096
 """Tokens of each slot."""
 _START_S = 60.0
 _STOP_S = 10.0
@@ -40,6 +40,7 @@ p.model.path, p.port, p.hostnames = model, port, ["127.0.0.1"]
 p.model_alias, p.offline = {"smol"}, True
 p.n_parallel, p.n_ctx = slots, slots * context
 p.endpoint_metrics, p.endpoint_slots, p.cont_batching = bool(metrics), True, True
+p.n_threads_http = 64  # else its few threads are all busy with answers, and its health goes unanswered
 p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 2
 server = xl.Server(p)
 print("ready", server.listening_address, flush=True)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 from msgspec import Struct
 
 from headrace.adapters.engines.exposition import Load, load_of
@@ -33,7 +33,7 @@ class EngineUnderTest(Struct, frozen=True, kw_only=True):
     model: str
     slots: int = 2
     """Requests that it runs at once; more of them wait."""
-    context: int = 1_024
+    context: int = 4_096
     """Tokens of prompt and output together."""
     queue_bound: int | None = None
     """Requests inside, running and waiting, beyond which it refuses. None: it has no bound."""
@@ -47,8 +47,8 @@ class EngineUnderTest(Struct, frozen=True, kw_only=True):
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
         """Speak to it; whatever is still open is closed at the end."""
-        limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
-        async with httpx.AsyncClient(
+        limits = httpx2.Limits(max_connections=200, max_keepalive_connections=0)
+        async with httpx2.AsyncClient(
             base_url=self.base, timeout=PATIENCE_S, limits=limits, trust_env=False
         ) as http:
             yield Client(self, http)
@@ -66,7 +66,7 @@ def outside() -> EngineUnderTest | None:
         kind=EngineKind(told.get("HEADRACE_ENGINE_KIND", "openai")),
         model=told["HEADRACE_ENGINE_MODEL"],
         slots=int(told.get("HEADRACE_ENGINE_SLOTS", "2")),
-        context=int(told.get("HEADRACE_ENGINE_CONTEXT", "1024")),
+        context=int(told.get("HEADRACE_ENGINE_CONTEXT", "4096")),
         queue_bound=None if bound is None else int(bound),
     )
 
@@ -74,20 +74,20 @@ def outside() -> EngineUnderTest | None:
 class Client:
     """What the checks ask of an engine."""
 
-    def __init__(self, engine: EngineUnderTest, http: httpx.AsyncClient) -> None:
+    def __init__(self, engine: EngineUnderTest, http: httpx2.AsyncClient) -> None:
         self.engine, self.http = engine, http
 
     def body(self, **fields: Any) -> dict[str, Any]:
         """Return a small completion, to which fields may be added."""
         return {"model": self.engine.model, "prompt": "Once upon a time", **fields}
 
-    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+    async def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
         """Return an answer to a POST."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         told = {"content-type": "application/json", **headers}
         return await self.http.post(path, content=content, headers=told)
 
-    async def complete(self, **fields: Any) -> httpx.Response:
+    async def complete(self, **fields: Any) -> httpx2.Response:
         """Return the answer to a completion in one piece."""
         return await self.post("/v1/completions", self.body(**fields))
 
@@ -99,11 +99,12 @@ class Client:
         async with self.http.stream(
             "POST", "/v1/completions", content=content, headers=headers
         ) as response:
-            yield Events(response)
+            events = Events(response)  # held: with it goes its reader, and the connection
+            yield events
 
     def endless(self, **fields: Any) -> Any:
         """Return a streamed completion that goes on for as long as the context allows."""
-        room = self.engine.context - 64
+        room = self.engine.context // 2
         return self.stream(ignore_eos=True, max_tokens=room, **fields)
 
     async def page(self) -> bytes:
@@ -112,7 +113,7 @@ class Client:
         if path is None:
             return b""
         reply = await self.http.get(path)
-        return reply.content if reply.status_code == 200 else b""  # noqa: PLR2004 - OK
+        return reply.content if reply.status_code == 200 else b""
 
     async def load(self) -> Load:
         """Return the load it tells, read as the gateway reads it."""
@@ -122,7 +123,7 @@ class Client:
 class Events:
     """The events of one stream, one after the other."""
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: httpx2.Response) -> None:
         self.response = response
         self._lines = response.aiter_lines()
         self.done = False

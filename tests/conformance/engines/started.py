@@ -6,8 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from headrace.config.profiles import load_profile
 from headrace.model.engine import EngineKind
@@ -16,20 +19,16 @@ from tests.services import llamacpp
 
 _RUN = "import sys; from headrace.cli import main; sys.exit(main(sys.argv[1:]))"
 _READY = re.compile(r"headrace: engine at (?P<base>http://127\.0\.0\.1:\d+)/v1 ")
-_SLOTS, _CONTEXT, _BOUND = 2, 1_024, 8
+_SLOTS, _CONTEXT, _BOUND = 2, 16_384, 8
 
 
 @contextmanager
 def emulated() -> Iterator[EngineUnderTest]:
     """Run `headrace engine`, with as few slots as a test can fill, at the pace of its profile."""
-    profile = load_profile("h100-8b-tp1")
-    text = "\n".join(
-        f"max_running: {_SLOTS}" if line.startswith("max_running:") else line
-        for line in _profile_text(profile.name).splitlines()
-    )
+    profile = replace(load_profile("h100-8b-tp1"), max_running=_SLOTS, reference_batch=_SLOTS)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.yaml"
-        path.write_text(text, encoding="utf-8")
+        path = Path(folder) / "profile.json"
+        path.write_bytes(msgspec.json.encode(profile))
         flags = ["--profile", str(path), "--model", "emulated", "--max-model-len", str(_CONTEXT)]
         flags += ["--max-num-queued-reqs", str(_BOUND), "--port", "0"]
         with subprocess.Popen(
@@ -56,12 +55,6 @@ def emulated() -> Iterator[EngineUnderTest]:
                 process.terminate()
 
 
-def _profile_text(name: str) -> str:
-    import headrace.config.profiles as folder  # noqa: PLC0415 - its place, not its content
-
-    return Path(folder.__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-
-
 @contextmanager
 def llama() -> Iterator[EngineUnderTest]:
     """Run a llama.cpp server, or skip."""
@@ -84,8 +77,10 @@ def _outside() -> Iterator[EngineUnderTest]:
     yield engine
 
 
-STARTERS: dict[str, Callable[[], "contextmanager[EngineUnderTest]"]] = {
+STARTERS: dict[str, Callable[[], AbstractContextManager[EngineUnderTest]]] = {
     "emulated": emulated,
     "llamacpp": llama,
-} | ({"outside": _outside} if os.environ.get(URL) else {})
+}
 """By name, what runs an engine for as long as it is tested."""
+if os.environ.get(URL):
+    STARTERS["outside"] = _outside

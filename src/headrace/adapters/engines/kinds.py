@@ -42,6 +42,7 @@ class Feature(StrEnum):
     KV_USE = "tells how full its KV cache is"
     KV_EVENTS = "publishes what enters and leaves its KV cache"
     CACHED_TOKENS = "tells the cached tokens of a prompt"
+    USAGE_APART = "tells the usage of a stream in a chunk of its own"
     CONTINUOUS_USAGE = "tells usage in every chunk if asked"
     ABORT_BY_ID = "ends a request by its id"
     PRIORITY = "runs waiting requests by their `priority`"
@@ -188,6 +189,7 @@ KINDS: dict[EngineKind, Traits] = {
             {
                 Feature.KV_USE,
                 Feature.KV_EVENTS,
+                Feature.USAGE_APART,
                 Feature.CONTINUOUS_USAGE,
                 Feature.ABORT_BY_ID,
                 Feature.PRIORITY,
