@@ -27,10 +27,10 @@ from tests.support import require_service
 ENVIRONMENT = "HEADRACE_VLLM"
 MODEL = "tiny"
 SLOTS = 2
-CONTEXT = 16_384
+CONTEXT = 32_768
 QUEUE_BOUND = 8
 """Requests inside, running and waiting, beyond which the shared one refuses."""
-BLOCKS, BLOCK_TOKENS = 1_024, 32
+BLOCKS, BLOCK_TOKENS = 2_048, 32
 """Of its KV cache."""
 _START_S = 300.0
 _STOP_S = 30.0
