@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+ENGINES := .venv/.engines
 UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
@@ -14,10 +15,10 @@ VLLM_PYTHON ?= python3.11
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-vllm check lint types imports tidy bench lock clean
+.PHONY: help demo test test-engines test-vllm check lint types imports tidy bench lock clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 define need_python
 command -v "$(PYTHON)" >/dev/null || \
@@ -45,6 +46,16 @@ test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
 
+# Without their own dependencies, which are none of ours: see requirements/engines.in.
+$(ENGINES): $(STAMP) requirements/engines.lock
+	$(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements/engines.lock
+	@touch $@
+
+test-engines: $(ENGINES) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)
+	HEADRACE_SOAK_S=$${HEADRACE_SOAK_S-120} \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
+		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
+
 $(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
 	"$(VLLM_PYTHON)" -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install -q --no-cache-dir --no-deps -r requirements/vllm-torch.txt
@@ -53,7 +64,9 @@ $(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
 	@touch $@
 
 test-vllm: $(STAMP) $(VLLM)/.stamp ## Run the tests that need a real vLLM; installs it, 2 GB, on first use
-	HEADRACE_VLLM="$(abspath $(VLLM))" HEADRACE_TEST_REQUIRE=vllm $(BIN)/python -m pytest -m vllm
+	HEADRACE_VLLM="$(abspath $(VLLM))" \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}vllm \
+		$(BIN)/python -m pytest -m vllm
 
 check: lint types imports tidy ## Run the four static checks
 
@@ -77,6 +90,7 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	@test -x "$$(command -v $(UV))" || $(MAKE) $(STAMP)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/run.in -o requirements/run.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
+	$(LOCK) $(if $(UPGRADE),--upgrade) --no-deps requirements/engines.in -o requirements/engines.lock
 	$(filter-out --universal,$(LOCK)) $(if $(UPGRADE),--upgrade) \
 		--excludes requirements/vllm-excludes.txt requirements/vllm.in -o requirements/vllm.lock
 

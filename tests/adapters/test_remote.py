@@ -77,6 +77,7 @@ class World:
         self.scene, self.heard = scene, Heard(scene)
         self.health = OK
         self.asked: list[Peer] = []
+        self.looks = 0
 
     async def start(self, connections: int = 8) -> None:
         self.server = await self.scene.server(self._behave)
@@ -105,6 +106,7 @@ class World:
 
     def _behave(self, peer: Peer) -> None:
         if peer.requests[-1].startswith(b"GET /health"):
+            self.looks += 1
             peer.say(self.health)
         else:
             self.asked.append(peer)
@@ -205,6 +207,32 @@ async def test_a_refused_probe_takes_it_down_at_once(scene: Scene) -> None:
     await world.server.listen(world.server.port)
     await world.polls(1)
     assert world.heard.lives[2:] == [("up", 2)]
+
+
+async def test_a_poll_that_comes_a_little_early_is_not_missed(scene: Scene) -> None:
+    world = await World(scene).up()
+    looks = world.looks
+    for early in (0.0, 0.03, -0.03, 0.0):
+        await asyncio.sleep(1 - early)
+        world.engine.poll()
+        await scene.turns(20)
+    assert world.looks == looks + 4
+
+
+async def test_an_answer_that_is_cut_has_its_engine_looked_after_at_once(scene: Scene) -> None:
+    world = await World(scene).up()
+    await world.submit(1)
+    looks = world.looks
+    world.asked[-1].say(EVENTS, chunk(WORD))
+    world.asked[-1].close()
+    await world.end()
+    await scene.turns(30)
+    assert world.looks == looks + 1
+    world.server.stop_listening()
+    for peer in world.server.open_peers:
+        peer.close()
+    await scene.turns(30)
+    assert world.heard.lives == [("up", 1)], "one request's bad luck"
 
 
 async def test_an_attempt_that_finds_nobody_takes_it_down_and_every_other_along(

@@ -17,6 +17,7 @@ import pytest
 from headrace.adapters.journal.ring import segments
 from headrace.cli.serve import demo_settings, serve
 from headrace.config.errors import ConfigError
+from headrace.model.engine import EngineKind
 from headrace.plane.journal import Verified, verify
 from headrace.report.decisions import Verified as DecisionsVerified
 from headrace.report.decisions import verify_decisions
@@ -91,6 +92,7 @@ def test_flags_of_the_emulated_fleet_are_refused_beside_a_file(tmp_path: Path) -
     [
         ({"upstream": ["http://127.0.0.1:1"], "replicas": 3}, "--replicas"),
         ({"upstream_key_env": "KEY"}, "--upstream-key-env"),
+        ({"engine_kind": EngineKind.VLLM}, "--engine-kind"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(flags: dict[str, Any], named: str) -> None:

@@ -185,6 +185,18 @@ async def test_what_a_replica_says_is_unknown_once_it_is_stale(
     gateway.finish()
 
 
+async def test_what_an_engine_should_tell_and_does_not_is_shown_until_it_does() -> None:
+    gateway, engine = obedient()
+    name = "headrace_replica_signals_missing"
+    engine.missing = ("waiting", "kv_share")
+    found = await gateway.scrape()
+    for signal in engine.missing:
+        assert value(found, name, pool="p", replica="p-0", signal=signal) == 1
+    engine.missing = ()
+    assert name not in await gateway.scrape()
+    gateway.finish()
+
+
 async def test_no_caller_can_mint_a_series() -> None:
     gateway = Managed()
     await gateway.ask(max_tokens=1).done()

@@ -27,12 +27,21 @@ from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Call, Ending, Listener, Refusal, Route
-from headrace.ports.upstream import PoolFullError, UnreachableError, UpstreamError
+from headrace.ports.upstream import (
+    CutError,
+    LostError,
+    PoolFullError,
+    UnreachableError,
+    UpstreamError,
+)
 from headrace.units import NS_PER_S, Blocks, DurationNs, InstantNs, later
 
 _log = logging.getLogger(__name__)
 PROBE_NS = DurationNs(NS_PER_S)
 """Between two looks at an engine's health. 1 s: a dead one gets no newcomers a second later."""
+_EARLY_NS = DurationNs(NS_PER_S // 10)
+"""By so much a look may come before its time: polls come once a second, some a little early, and one that
+is missed is a second lost."""
 _PROBE_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
 """Probes in a row that end in an error or in silence, before an engine counts as down."""
@@ -80,7 +89,7 @@ class RemoteEngine:
         self._flights: dict[AttemptId, _Flight] = {}
         self._kind, self._priority = kind, priority
         self._probe: Fetch | Detection | None = None
-        self._probe_at = InstantNs(0)
+        self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self._scrape = Scrape(name, upstream, clock, self._loaded)
@@ -135,10 +144,17 @@ class RemoteEngine:
             flight.exchange.resume()
 
     def poll(self) -> None:
-        """Look after its health, at most once in `PROBE_NS`, and ask for its load."""
+        """Look after its health, about once in `PROBE_NS`, and ask for its load."""
+        if self._clock.now() >= self._probe_at:
+            self._look()
+        if self.is_up and not self._closed:
+            self._scrape.ask(self.traits)
+
+    def _look(self) -> None:
+        """Look after its health, unless that is under way."""
         now = self._clock.now()
-        if self._probe is None and now >= self._probe_at:
-            self._probe_at = later(now, PROBE_NS)
+        if self._probe is None and not self._closed:
+            self._probe_at = later(now, PROBE_NS - _EARLY_NS)
             waits = Timeouts(
                 first_byte_ns=_PROBE_WAIT_NS, deadline=later(now, DurationNs(2 * _PROBE_WAIT_NS))
             )
@@ -146,15 +162,13 @@ class RemoteEngine:
             self._probe = Fetch(
                 lambda listener: self.upstream.get(path, listener, waits), self._probed
             )
-        if self.is_up:
-            self._scrape.ask(self.traits)
 
     def close(self) -> None:
         """Close every connection."""
         self._let_go()
         if self._probe is not None:
             self._probe.abort()
-        self._probe, self._probe_at = None, InstantNs(1 << 62)
+        self._probe, self._closed = None, True
         self.upstream.close()
 
     def _body(self, call: Call) -> bytes:
@@ -198,6 +212,8 @@ class RemoteEngine:
             if flight is not None:
                 del flight.exchange
             self.tell.ended(attempt, ending)
+            if isinstance(error, CutError | LostError):
+                self._look()  # one request's bad luck, or the end of them all
 
     def _probed(self, answer: Answer) -> None:
         """A look at its health is over."""
