@@ -159,6 +159,20 @@ def test_a_stream_is_asked_for_its_usage(route: Route, said: dict[str, Any], hea
     assert sent(route, limit | said) == limit, "never without a stream: engines refuse it"
 
 
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize(
+    "said", [{}, {"include_usage": True}, {"continuous_usage_stats": False, "other": 1}]
+)
+def test_a_stream_is_asked_for_its_usage_in_each_frame_of_an_engine_that_knows_it(
+    route: Route, said: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"model": "m", "stream": True, "stream_options": said}
+    given = ask(route, json.dumps(body).encode(), stream=True)
+    out = json.loads(edited(given, dispatch(), "m", continuous=True))
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert out["stream_options"] == (said | both if route in EXACT else said)
+
+
 @pytest.mark.parametrize("route", LIMITS)
 @pytest.mark.parametrize(("replay", "length"), [(7, 7), (0, 1), (900, 512)])
 @pytest.mark.parametrize("said", [None, 3, 999])

@@ -1,13 +1,15 @@
 """An engine behind HTTP as the driver knows it: when it is up, when it is down, what it tells."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
-from headrace.adapters.engines.remote import FAILURES, Patience, RemoteEngine
+from headrace.adapters.engines.remote import DENIED_NS, FAILURES, Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
 from headrace.model.effect import Dispatch
@@ -26,7 +28,19 @@ from headrace.model.meter import Meter
 from headrace.model.slo import Outcome
 from headrace.ports.engine import Ask, Call, Ending, EngineClient, Route
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens
-from tests.adapters.upstream.scenes import DONE, EVENTS, LAST, OK, WORD, Peer, Scene, chunk
+from tests.adapters.upstream.scenes import (
+    DONE,
+    EVENTS,
+    KEY_TAKEN,
+    LAST,
+    OK,
+    WORD,
+    Peer,
+    Scene,
+    chunk,
+    is_look,
+    look,
+)
 from tests.gateway.scenes import request
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -75,11 +89,11 @@ class World:
 
     def __init__(self, scene: Scene) -> None:
         self.scene, self.heard = scene, Heard(scene)
-        self.health = OK
-        self.asked: list[Peer] = []
+        self.health, self.key = OK, KEY_TAKEN
         self.looks = 0
+        self.asked: list[Peer] = []
 
-    async def start(self, connections: int = 8) -> None:
+    async def start(self, connections: int = 8, *, continuous_usage: bool = False) -> None:
         self.server = await self.scene.server(self._behave)
         upstream = Upstream(
             f"http://127.0.0.1:{self.server.port}",
@@ -95,6 +109,7 @@ class World:
             self.scene.clock,
             model="theirs",
             patience=Patience(first_byte_ns=wait, gap_ns=wait),
+            continuous_usage=continuous_usage,
         )
         self.engine.connect(self.heard)
         self.engine.poll()
@@ -105,29 +120,39 @@ class World:
         return self
 
     def _behave(self, peer: Peer) -> None:
-        if peer.requests[-1].startswith(b"GET /health"):
+        if is_look(peer.requests[-1]):
             self.looks += 1
-            peer.say(self.health)
+            peer.say(look(peer.requests[-1], self.health, self.key))
         else:
             self.asked.append(peer)
             self.scene.changed()
 
-    async def submit(self, nth: int = 1, *, stream: bool = True) -> Meter:
+    async def submit(self, nth: int = 1, *, stream: bool = True, **more: Any) -> Meter:
         """Send an attempt, and wait until the server has it."""
         before = len(self.asked)
-        meter = self.send(nth, stream=stream)
+        meter = self.send(nth, stream=stream, **more)
         await self.scene.until(lambda: len(self.asked) > before)
         return meter
 
-    def send(self, nth: int = 1, *, stream: bool = True) -> Meter:
+    def send(
+        self,
+        nth: int = 1,
+        *,
+        stream: bool = True,
+        route: Route = Route.CHAT,
+        each: bool = False,
+        answers: int = 1,
+    ) -> Meter:
         meter = Meter(bound_ns=DurationNs(NS_PER_S))
         ask = Ask(
-            route=Route.CHAT,
+            route=route,
             body=b'{"model":"m","stream":%s}' % (b"true" if stream else b"false"),
             stream=stream,
-            usage_shown=False,
+            usage_shown=each,
+            each_usage_shown=each,
         )
-        self.engine.submit(Call(dispatch=dispatch(nth), request=request(nth), ask=ask, meter=meter))
+        asked = replace(request(nth), fan_out=answers)
+        self.engine.submit(Call(dispatch=dispatch(nth), request=asked, ask=ask, meter=meter))
         return meter
 
     async def end(self) -> Ending:
@@ -271,6 +296,89 @@ async def test_what_is_between_us_and_the_engine_is_nobody_elses(scene: Scene, s
     assert world.heard.lives == [("up", 1)]
 
 
+DENIED_S = DENIED_NS // NS_PER_S
+REFUSED = "it refuses our key, with %d: see `key_env` of its upstream"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("where", ["health", "key"])
+async def test_who_refuses_our_key_is_not_up_until_it_takes_it(
+    scene: Scene, caplog: pytest.LogCaptureFixture, where: str, status: int
+) -> None:
+    world = World(scene)
+    setattr(world, where, answer(status, b"{}"))
+    await world.start()
+    await world.polls(DENIED_S)
+    assert (world.heard.lives, world.engine.is_up) == ([], False)
+    assert world.engine.trouble == REFUSED % status
+    assert caplog.messages == [f"engine r: {world.engine.trouble}"]
+    assert world.looks <= 4, "two in this time: engines count wrong keys"
+    world.health, world.key = OK, KEY_TAKEN
+    await world.polls(DENIED_S)
+    assert world.heard.lives == [("up", 1)]
+    assert not world.engine.trouble
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_was_taken_back_takes_it_down(scene: Scene, status: int) -> None:
+    world = await World(scene).up()
+    world.key = answer(status, b"{}")
+    await world.polls(5)
+    assert world.heard.lives == [("up", 1)], "it is asked only where there is doubt"
+    await world.submit()
+    world.asked[-1].say(answer(status, b"{}"))
+    assert (await world.end()).outcome is Outcome.ERROR
+    await world.polls(1)
+    assert world.heard.lives == [("up", 1), ("down", 1)]
+    world.key = answer(429, b"{}")
+    await world.polls(2 * DENIED_S)
+    assert world.heard.lives == [("up", 1), ("down", 1)], "too many wrong keys: nothing new"
+    world.key = KEY_TAKEN
+    await world.polls(DENIED_S)
+    assert world.heard.lives[2:] == [("up", 2)]
+
+
+@pytest.mark.parametrize("key", [KEY_TAKEN, answer(500, b""), answer(429, b""), b""])
+async def test_one_refused_request_does_not_condemn_the_key(scene: Scene, key: bytes) -> None:
+    world = await World(scene).up()
+    world.key = key
+    for nth in (1, 2, 3):
+        await world.submit(nth)
+        world.asked[-1].say(answer(403, b"{}"))
+        await scene.until(lambda: len(world.heard.ends) == nth)  # noqa: B023 - awaited at once
+        await world.polls(6)
+    assert world.heard.lives == [("up", 1)]
+    world.engine.close()
+    await scene.turns(20)
+
+
+async def test_a_name_that_cannot_be_looked_up_once_takes_nobody_down(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await World(scene).up()
+    await world.submit(1)
+
+    async def unresolved(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.loop, "create_connection", unresolved)
+        world.engine.upstream.pool.drop_idle()
+        world.send(2)
+        assert (await world.end()).outcome is Outcome.ERROR
+        await world.polls(FAILURES - 1)
+        assert world.heard.lives == [("up", 1)]
+    assert world.asked[0].is_open, "open connections go on"
+    await world.polls(2)
+    assert world.heard.lives == [("up", 1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.loop, "create_connection", unresolved)
+        world.engine.upstream.pool.drop_idle()
+        await world.polls(FAILURES)
+    assert world.heard.lives == [("up", 1), ("down", 1)], "probes confirm it"
+    assert "name resolution" in str(world.engine.trouble)
+
+
 async def test_operators_are_told_why_and_not_again_and_again(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,6 +404,57 @@ async def test_a_whole_answer_is_noted_when_it_comes(scene: Scene) -> None:
     assert meter.first_at == meter.last_at == scene.clock.now()
     assert ending.usage is not None
     assert ending.usage.output_tokens == 5
+
+
+def told(made: int) -> bytes:
+    """Return a frame of four words that tells the usage so far."""
+    usage = b'{"prompt_tokens":7,"total_tokens":%d,"completion_tokens":%d}' % (made + 7, made)
+    return b'data: {"choices":[{"index":0,"delta":{"content":"a b c d"}}],"usage":%s}\n\n' % usage
+
+
+@pytest.mark.parametrize("route", [Route.CHAT, Route.COMPLETIONS])
+@pytest.mark.parametrize("who", ["we", "caller", "nobody", "we, of an engine that does not tell"])
+async def test_a_stream_is_counted_by_the_usage_its_frames_tell(
+    scene: Scene, route: Route, who: str
+) -> None:
+    world = World(scene)
+    await world.start(continuous_usage=who.startswith("we"))
+    await scene.until(lambda: world.engine.is_up)
+    meter = await world.submit(route=route, each=who == "caller")
+    wanted = b'"continuous_usage_stats":true' in world.asked[-1].requests[-1]
+    assert wanted is who.startswith("we"), "what the caller asks for is in its own words"
+    tells = who in ("we", "caller")
+    frames = [told(made) if tells else WORD for made in (0, 4, 9, 9)]
+    world.asked[-1].say(EVENTS)
+    seen = []
+    for frame in frames:
+        world.asked[-1].say(chunk(frame))
+        before = len(world.heard.data)
+        await scene.until(lambda: len(world.heard.data) > before)  # noqa: B023 - awaited at once
+        seen.append(meter.tokens)
+    assert seen == ([1, 4, 9, 9] if tells else [1, 2, 3, 4])
+    assert (b"usage" in world.heard.data) is (who == "caller")
+    world.engine.abort(AttemptId(1))
+    assert meter.timing().tokens == seen[-1]
+    assert sum(meter.timing().gap_counts) == seen[-1] - 1
+    await scene.until(lambda: not any(peer.is_open for peer in world.asked))
+
+
+@pytest.mark.parametrize("route", Route)
+async def test_usage_in_each_frame_is_asked_for_only_where_there_is_one_stream_of_it(
+    scene: Scene, route: Route
+) -> None:
+    world = World(scene)
+    await world.start(continuous_usage=True)
+    await scene.until(lambda: world.engine.is_up)
+    has = route in (Route.CHAT, Route.COMPLETIONS)
+    asked: tuple[dict[str, Any], ...] = ({}, {"stream": False}, {"answers": 2})
+    for nth, more in enumerate(asked, start=1):
+        await world.submit(nth, route=route, **more)
+        sent = world.asked[-1].requests[-1]
+        assert (b"continuous_usage_stats" in sent) is (has and not more)
+        world.engine.abort(AttemptId(nth))
+    await scene.until(lambda: not any(peer.is_open for peer in world.asked))
 
 
 async def test_who_pauses_is_told_nothing_until_it_goes_on(scene: Scene) -> None:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headrace.cli import main, top
 from headrace.gateway.feed import Rates
@@ -175,17 +176,39 @@ def test_a_wrong_key_is_told_and_not_repeated(capsys: Output) -> None:
     assert "sk-planted" not in err
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:9090", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "ftp://127.0.0.1",
+        "127.0.0.1:9090",
+        "http://[",
+        "http://h:x",
+        "http://h:99999",
+        "",
+    ],
+)
 def test_what_is_no_address_is_told(capsys: Output, url: str) -> None:
-    assert main(["top", "--url", url, "--once"]) == 1
-    assert "is no address" in capsys.readouterr().err
+    assert main(["top", "--url", url, "--once"]) == 2
+    told = f"headrace: flag --url: {url} is no address such as http://127.0.0.1:9090\n"
+    assert capsys.readouterr().err == told
 
 
 def test_where_nobody_listens_it_ends_with_one_line(capsys: Output) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert main(["top", "--url", f"http://127.0.0.1:{port}", "--once"]) == 2
-    assert capsys.readouterr().err == "headrace: connection refused\n"
+    url = f"http://127.0.0.1:{port}"
+    assert main(["top", "--url", url, "--once"]) == 2
+    assert capsys.readouterr().err == f"headrace: {url}: connection refused\n"
+
+
+def test_a_replica_that_is_not_ready_is_shown_with_its_reason(capsys: Output) -> None:
+    class Troubled(Answering):
+        content = msgspec.json.encode(replace(STATE, troubles={"r-1": "it refuses our key"}))
+
+    with answering(Troubled) as url:
+        assert main(["top", "--url", url, "--once"]) == 0
+    assert "r-1 is not ready: it refuses our key" in capsys.readouterr().out
 
 
 def test_another_listener_is_told_apart(capsys: Output) -> None:

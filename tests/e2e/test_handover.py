@@ -3,13 +3,13 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -98,6 +98,11 @@ class Served:
             answer.read()
             return answer.status
 
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        with self.dial(1) as wire:
+            wire.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            return json.loads(wire.getresponse().read())
+
     def told(self, path: str) -> str:
         with self.dial(1) as wire:
             wire.request("GET", path)
@@ -115,20 +120,16 @@ def asked(wire: HTTPConnection, who: str = "free", *, output: int = 1, **more: A
     return wire.getresponse()
 
 
-def ended(pid: int) -> bool:
-    """Say whether a process that is no child of ours has ended."""
+def ended(pid: int, wait_s: float = 30.0) -> bool:
+    """Say whether a process, no child of ours either, ends in time."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return True
-    return state == "Z"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    try:
+        return bool(select.select([process], [], [], wait_s)[0])
+    finally:
+        os.close(process)
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def served(program: str, *told: str, lines: int = 2) -> Iterator[Served]:
             yield gateway
         finally:
             for pid in gateway.pids:
-                if not ended(pid):
+                if not ended(pid, 0):
                     os.kill(pid, signal.SIGKILL)
 
 
@@ -166,11 +167,14 @@ class Caller(threading.Thread):
         self.answers: list[int] = []
         self.failed: list[Exception] = []
         self.going = True
+        self._told = threading.Condition()
 
     def go_on(self, more: int) -> None:
         """Wait for so many more answers, or a failure."""
         wanted = len(self.answers) + more
-        until(lambda: len(self.answers) >= wanted or bool(self.failed))
+        with self._told:
+            done = lambda: len(self.answers) >= wanted or bool(self.failed)  # noqa: E731
+            assert self._told.wait_for(done, 30)
 
     def run(self) -> None:
         wire = HTTPConnection("127.0.0.1", self.gateway.ports[0], timeout=30)
@@ -184,6 +188,8 @@ class Caller(threading.Thread):
             except Exception as error:  # noqa: BLE001 - whatever a caller would see
                 self.failed.append(error)
                 wire.close()
+            with self._told:
+                self._told.notify()
         wire.close()
 
 
@@ -209,7 +215,7 @@ def test_nobody_is_refused_while_processes_hand_over(tmp_path: Path) -> None:
             caller.join()
             assert caller.failed == []
             assert set(caller.answers) == {200}
-        until(lambda: all(ended(pid) for pid in gateway.pids[1:-1]))
+        assert all(ended(pid) for pid in gateway.pids[1:-1])
         out, err = stop(gateway)
         assert err == ""
         assert sorted(out.splitlines()) == sorted(
@@ -248,7 +254,7 @@ def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
         gateway.hand_over()
         assert gateway.ask("slow") == 429
         os.kill(gateway.pids[-1], signal.SIGKILL)
-        until(lambda: ended(gateway.pids[-1]))
+        assert ended(gateway.pids[-1])
     with served(SERVE, config) as gateway:
         assert gateway.ask("slow") == 429
         said = gateway.told("/metrics")
@@ -260,6 +266,33 @@ def test_what_was_spent_stays_spent(tmp_path: Path) -> None:
     _assert_one_record(tmp_path, lives=3)
     last = thaw(segment_paths(tmp_path / "journal")[-1].read_bytes())
     assert last.records == 0  # it ended with a checkpoint
+
+
+def test_a_policy_that_was_changed_survives_hand_over_and_crash_and_yields_to_the_file(
+    tmp_path: Path,
+) -> None:
+    def margin(gateway: Served) -> tuple[float, int]:
+        told = json.loads(gateway.told("/policy"))
+        return told["policy"]["admission"]["margin_ms"], told["revision"]
+
+    path = written(tmp_path)
+    with served(SERVE, str(path)) as gateway:
+        before, _ = margin(gateway)
+        assert gateway.post("/policy", {"admission": {"margin_ms": 81}})["revision"] == 2
+        gateway.hand_over()
+        assert margin(gateway) == (81, 2)
+        (start,) = json.loads(gateway.told("/policy"))["revisions"]
+        assert start["changes"] == {"deployment.admission.margin_ms": [before, 81]}
+        os.kill(gateway.pids[-1], signal.SIGKILL)
+        assert ended(gateway.pids[-1])
+    with served(SERVE, str(path)) as gateway:
+        assert margin(gateway) == (81, 2)
+        path.write_text(path.read_text().replace('"rpm_limit": 2', '"rpm_limit": 3'))
+        gateway.hand_over()
+        assert margin(gateway) == (before, 3)
+        stop(gateway)
+    assert main(["verify", str(tmp_path / "journal")]) == 0
+    assert isinstance(verify_decisions(tmp_path / "decisions.jsonl"), DecisionsVerified)
 
 
 def test_a_second_process_on_a_journal_is_refused(tmp_path: Path) -> None:
@@ -295,6 +328,7 @@ def test_a_successor_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> N
         path.write_text(good)
         gateway.hand_over()
         assert gateway.ask() == 200
+        assert ended(gateway.pids[0])
         out, _ = stop(gateway)
         assert out.endswith("headrace: stopped\n")
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)
@@ -309,7 +343,7 @@ def test_the_key_of_a_fleet_without_a_file_goes_on_and_is_told_once() -> None:
         with gateway.dial() as wire:
             wire.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
             assert wire.getresponse().status == 200
-        until(lambda: ended(gateway.pids[0]))
+        assert ended(gateway.pids[0])
         out, err = stop(gateway)
         assert key not in out + err
 

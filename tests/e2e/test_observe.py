@@ -6,9 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,23 +47,14 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]
             key = re.search(r"sk-hr-\S+(?=,)", greeting)
             assert place, greeting
             assert key, greeting
+            if "--upstream" in flags:
+                assert "/v1 (1 engine at its address for headrace-demo);" in greeting
+                assert process.stderr is not None
+                assert process.stderr.readline() == "engine demo-0: ready\n"
             with openai.OpenAI(api_key=key[0], base_url=place[0], max_retries=0) as sdk:
-                until_ready(place[0].removesuffix("/v1"))
                 yield process, sdk
         finally:
             process.kill()
-
-
-def until_ready(place: str) -> None:
-    """Wait until some replica can be sent to."""
-    for _ in range(200):
-        try:
-            with urllib.request.urlopen(f"{place}/ready"):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()
-            time.sleep(0.1)
-    raise AssertionError("no replica is ready")
 
 
 def answered(sdk: openai.OpenAI) -> str | None:

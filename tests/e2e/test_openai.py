@@ -154,7 +154,7 @@ async def test_shutdown_ends_open_streams_with_an_error(tmp_path: Path) -> None:
             extra_headers={"x-headrace-replay-output": "10000"},
         )
         gateway.stop()
-        with pytest.raises(openai.APIError, match="shutting down"):
+        with pytest.raises(openai.APIError, match="shut down before"):
             async for _ in stream:
                 pass
 

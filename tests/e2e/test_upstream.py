@@ -42,7 +42,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def fronted(**engine_settings: Any) -> AsyncIterator[Fronted]:
+async def fronted(
+    *, continuous_usage: bool = False, **engine_settings: Any
+) -> AsyncIterator[Fronted]:
     """Serve an engine and a gateway before it, until its first probe found the engine well."""
     rows: list[Concluded] = []
     async with engine(**engine_settings) as served:
@@ -50,7 +52,11 @@ async def fronted(**engine_settings: Any) -> AsyncIterator[Fronted]:
             deployment=deployment(replicas=0),
             keys=keys(),
             server=ServerSpec(port=0, drain_s=0),
-            upstreams=(UpstreamSpec(url=served.base, pool="p", model=SERVED),),
+            upstreams=(
+                UpstreamSpec(
+                    url=served.base, pool="p", model=SERVED, continuous_usage=continuous_usage
+                ),
+            ),
         )
         gateway = Gateway(settings, LoopClock(asyncio.get_running_loop()), rows.append)
         sock = listen("127.0.0.1", 0)
@@ -133,6 +139,56 @@ async def test_a_caller_that_leaves_has_its_engine_stopped() -> None:
         await until(lambda: not front.served.server.attempts.count)
         (row,) = front.rows
         assert row.outcome is Outcome.CLIENT_CANCEL
+
+
+@pytest.mark.parametrize("route", ["chat", "completions"])
+@pytest.mark.parametrize("told", [True, False])
+async def test_who_leaves_pays_for_the_tokens_that_the_engine_tells(
+    route: str, *, told: bool
+) -> None:
+    async with fronted(continuous_usage=told, speed=40.0) as front, front.sdk() as sdk:
+        stream: Any
+        more = {"ignore_eos": True}
+        if route == "chat":
+            stream = await sdk.chat.completions.create(
+                model=MODEL, messages=HELLO, stream=True, max_tokens=10_000, extra_body=more
+            )
+        else:
+            stream = await sdk.completions.create(
+                model=MODEL, prompt="Hello", stream=True, max_tokens=10_000, extra_body=more
+            )
+        said, frames = "", 0
+        async for chunk in stream:
+            assert chunk.usage is None, "nobody here asked for it"
+            frames += 1
+            choice = chunk.choices[0]
+            said += (choice.delta.content if route == "chat" else choice.text) or ""
+            if len(said.split()) >= 3 * frames:
+                break
+        await stream.close()
+        await until(lambda: bool(front.rows))
+        (row,) = front.rows
+        assert (row.outcome, row.usage) == (Outcome.CLIENT_CANCEL, None)
+        assert row.timing is not None
+        if told:
+            assert row.timing.tokens >= len(said.split())
+
+
+@pytest.mark.parametrize("each", [True, False])
+async def test_usage_in_each_frame_is_kept_from_whom_did_not_ask_for_it(*, each: bool) -> None:
+    async with fronted(continuous_usage=True) as front, front.sdk() as sdk:
+        options: Any = {"include_usage": True, "continuous_usage_stats": each}
+        stream = await sdk.chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=9, stream=True, stream_options=options
+        )
+        chunks = [chunk async for chunk in stream]
+        assert all((chunk.usage is not None) is each for chunk in chunks[:-1])
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 9
+        (row,) = front.rows
+        assert row.usage is not None
+        assert row.timing is not None
+        assert row.usage.output_tokens == row.timing.tokens == 9
 
 
 async def test_errors_are_the_sdks_own_classes_and_retries_obey_us() -> None:

@@ -134,9 +134,24 @@ class SlowCaller(Caller):
     @property
     def told(self) -> str | None:
         """The code of the error that the answer is or ends with; None: it has none."""
+        found = self.failure
+        return None if found is None else str(found["code"])
+
+    def check_failed(self, *, sent: bool) -> None:
+        """Check that it was told of a failure, not of a refusal; `sent`: an engine had it."""
+        assert self.failure is not None
+        detail = self.failure["headrace"]
+        assert (detail["outcome"], detail["gate"]) == ("fail", None)
+        assert detail["decision_id"] > 0
+        assert detail["policy_revision"] == 1
+        dropped = self.headers.get("x-llm-d-request-dropped-reason", "evicted")
+        assert dropped == "evicted" or not sent, "any other word says that no engine had it"
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The error that the answer is or ends with; None: it has none."""
         if not self.headers["content-type"].startswith("text/event-stream"):
-            found = None if self.status == 200 else self.error["code"]
-            return None if found is None else str(found)
+            return None if self.status == 200 else self.error
         *_, last = self.content.removesuffix(b"\n\n").split(b"\n\n")
         if self.route in (Route.CHAT, Route.COMPLETIONS):
             *_, last = self.content.removesuffix(b"\n\ndata: [DONE]\n\n").split(b"\n\n")
@@ -144,11 +159,12 @@ class SlowCaller(Caller):
         event = json.loads(data) if data.startswith(b"{") else {}
         if "error" not in event:
             return None
+        error: dict[str, Any] = event["error"]
         if self.route in (Route.CHAT, Route.COMPLETIONS):
             assert self.content.endswith(b"data: [DONE]\n\n"), "clients wait for it"
         else:
             assert last.startswith(b"event: error\n")
-        return str(event["error"]["code"])
+        return error
 
 
 async def turns(count: int = 8) -> None:

@@ -122,6 +122,7 @@ class ObedientEngine:
         )
         self.tells_first = True
         self.missing: tuple[str, ...] = ()
+        self.trouble: str | None = None
         self.calls: list[Call] = []
         self.held: list[tuple[AttemptId, bool]] = []
         self.aborted: list[AttemptId] = []

@@ -66,6 +66,16 @@ def test_the_least_body_of_each_route(
         (Route.CHAT, {"cache_salt": "s"}, "cache_salt", "s"),
         (Route.CHAT, {"stream_options": {"include_usage": True}}, "usage_shown", True),
         (Route.CHAT, {"stream_options": {"include_usage": None}}, "usage_shown", False),
+        *(
+            (route, {"stream_options": options}, "each_usage_shown", shown)
+            for route in (Route.CHAT, Route.COMPLETIONS)
+            for options, shown in (
+                ({"include_usage": True, "continuous_usage_stats": True}, True),
+                ({"include_usage": False, "continuous_usage_stats": True}, False),
+                ({"include_usage": True, "continuous_usage_stats": None}, False),
+                ({"include_usage": True}, False),
+            )
+        ),
         (Route.CHAT, {"tools": [{"name": "f"}]}, "has_tools", True),
         (Route.CHAT, {"tools": [ ]}, "has_tools", False),
         (Route.CHAT, {"response_format": {"type": "text"}}, "structured", False),

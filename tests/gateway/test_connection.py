@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.config.schema import ServerSpec, Settings
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.http import HEAD_BYTES_MAX
 from headrace.gateway.server import Gateway, listen
+from tests.adapters.upstream.scenes import anonymous
 from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, keys
 
 pytestmark = pytest.mark.service
@@ -61,7 +63,11 @@ Dial = Callable[[], Awaitable[Wire]]
 
 
 def served(
-    talk: Callable[[Gateway, Dial], Awaitable[None]], *, patience_s: float = 0.2, **server: Any
+    talk: Callable[[Gateway, Dial], Awaitable[None]],
+    *,
+    patience_s: float = 0.2,
+    tls: bool = False,
+    **server: Any,
 ) -> None:
     """Talk to a gateway on the loop that `headrace serve` runs on."""
 
@@ -69,6 +75,8 @@ def served(
         spec = ServerSpec(port=0, drain_s=0, header_timeout_s=patience_s)
         given = Settings(deployment=deployment(), keys=keys(), server=replace(spec, **server))
         gateway = Gateway(given, MonotonicClock(asyncio.get_running_loop()))
+        if tls:
+            gateway.server.config.ssl = anonymous(ssl.PROTOCOL_TLS_SERVER)
         sock = listen("127.0.0.1", 0)
         place = sock.getsockname()
         running = asyncio.create_task(gateway.serve(sock))
@@ -109,6 +117,22 @@ def test_half_a_head_is_408_in_time(part: bytes) -> None:
         assert await wire.rest() == b""
 
     served(talk)
+
+
+@pytest.mark.parametrize("part", [b"", b"\x16\x03\x01\x02\x00\x01\x00", b"\x16"])
+def test_who_does_not_go_on_with_a_handshake_is_hung_up_on(part: bytes) -> None:
+    async def talk(_gateway: Gateway, dial: Dial) -> None:
+        wire = await dial()
+        place = wire.writer.get_extra_info("peername")
+        client = anonymous(ssl.PROTOCOL_TLS_CLIENT)
+        well = Wire(*await asyncio.open_connection(*place, ssl=client))
+        await well.send(HEALTH)
+        assert (await well.answer())[0] == 200
+        well.close()
+        await wire.send(part)
+        assert await wire.rest() == b"", "long before the loop's own minute"
+
+    served(talk, tls=True)
 
 
 def test_a_head_that_drips_gets_no_more_time_for_it() -> None:

@@ -235,10 +235,17 @@ async def test_stopping_ends_whoever_is_live_and_refuses_newcomers() -> None:
     assert (await streaming.chunk()).data == b"x"
     gateway.driver.stop()
     assert_books_closed(gateway.driver.plane)
-    for stream in (streaming, queued, gateway.driver.offer(request(3), ask())):
+    newcomer = gateway.driver.offer(request(3), ask())
+    for stream, told in (
+        (streaming, ("fail", "shut_down", True)),
+        (queued, ("fail", "shut_down", True)),
+        (newcomer, ("reject", "shutting_down", False)),
+    ):
         end = (await stream.chunk()).end
         assert isinstance(end, Fault)
-        assert (end.face.status, end.detail.reason) == (503, "shutting_down")
+        detail = end.detail
+        assert (detail.outcome, detail.reason, detail.decision_id is not None) == told
+        assert end.face.status == 503
     gateway.finish()
 
 

@@ -21,7 +21,17 @@ from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
 from headrace.ports.engine import Route
 from headrace.units import NS_PER_S, DurationNs
-from tests.adapters.upstream.scenes import EVENTS, LAST, OK, Peer, Scene, chunk
+from tests.adapters.upstream.scenes import (
+    EVENTS,
+    LAST,
+    OK,
+    UNHEALTHY,
+    Peer,
+    Scene,
+    chunk,
+    is_look,
+    look,
+)
 from tests.gateway.exits import SHAPES, Ends, Mode, Phase, Settlements, SlowCaller, check, turns
 from tests.gateway.scenes import Gateway, deployment, reach
 
@@ -130,7 +140,13 @@ FAILED = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=502, code="
 FULL = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=503, code="server_is_overloaded")
 LOST = Ends(outcome=Outcome.ERROR, reason="replica_lost", status=502, code="upstream_error")
 LEFT = Ends(outcome=Outcome.CLIENT_CANCEL, aborted=True)
-STOPPED = Ends(outcome=Outcome.CLIENT_CANCEL, status=503, code="server_is_overloaded", aborted=True)
+STOPPED = Ends(
+    outcome=Outcome.ERROR,
+    reason="shut_down",
+    status=503,
+    code="server_is_overloaded",
+    aborted=True,
+)
 ONE_STATUS: dict[Phase, Ends | str] = dict.fromkeys(PHASES, "an answer has one status")
 ENDED = "its end mark was seen: the answer is complete, whatever follows"
 
@@ -236,8 +252,8 @@ class World:
         await self.scene.until(lambda: self.engine.is_up)
 
     def behave(self, peer: Peer) -> None:
-        if peer.requests[-1].startswith(b"GET /health"):
-            peer.say(OK if self.healthy else OK.replace(b"200", b"500"))
+        if is_look(peer.requests[-1]):
+            peer.say(look(peer.requests[-1], OK if self.healthy else UNHEALTHY))
             return
         self.peer = peer
         if self.answering is not None:
@@ -449,8 +465,11 @@ def check_told(world: World, ends: Ends, exit_: Exit, phase: Phase) -> None:
         assert caller.content == world.sent
     elif exit_ in PASSED and begun:
         assert caller.told == "upstream_error", "too late for a status"
+        caller.check_failed(sent=True)
     else:
         assert caller.told == ends.code
+        if exit_ not in PASSED:
+            caller.check_failed(sent=True)
         if phase is Phase.HELD and exit_ in (Exit.DOWN, Exit.STOP):
             # What was still held behind the gateway is lost, at a frame's edge.
             whole = caller.content.count(world.words.word) * world.words.word

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from msgspec.structs import replace
 from uvicorn.server import ServerState
 
 from headrace.gateway.connection import patient
@@ -82,8 +83,8 @@ UNSEEN = Ends(rows=0)
 LEFT = Ends(outcome=Outcome.CLIENT_CANCEL)
 STOPPED = Ends(outcome=Outcome.CLIENT_CANCEL, aborted=True)
 CLOSING = Ends(rows=0, status=503, code="server_is_overloaded")
-ENDED = Ends(outcome=Outcome.CLIENT_CANCEL, status=503, code="server_is_overloaded")
-CUT_OFF = Ends(outcome=Outcome.CLIENT_CANCEL, status=503, code="server_is_overloaded", aborted=True)
+ENDED = Ends(outcome=Outcome.ERROR, reason="shut_down", status=503, code="server_is_overloaded")
+CUT_OFF = replace(ENDED, aborted=True)
 FAILED = Ends(outcome=Outcome.ERROR, reason="upstream_error", status=502, code="upstream_error")
 EXPIRED = Ends(outcome=Outcome.TIMEOUT, reason="expired", status=504, code="deadline_exceeded")
 
@@ -302,7 +303,7 @@ async def test_every_exit_settles_once_and_tells_its_caller(
     assert caller.task.done()
 
     begun = is_begun(phase, mode) or (mode is Mode.EARLY and exit_ is Exit.DOWN)
-    check_told(scene, ends, exit_, begun=begun)
+    check_told(scene, ends, exit_, phase, begun=begun)
     mine = () if phase in (Phase.READING, Phase.QUEUED) else (scene.attempt,)
     assert [one for one in engine.aborted if one in mine] == (list(mine) if ends.aborted else [])
     assert len(engine.calls) == calls, "nothing is sent in vain"
@@ -318,7 +319,7 @@ async def test_every_exit_settles_once_and_tells_its_caller(
     check(gateway, settled, scene.mine, ends, asked=scene.asked, decided=counted)
 
 
-def check_told(scene: Scene, ends: Ends, exit_: Exit, *, begun: bool) -> None:
+def check_told(scene: Scene, ends: Ends, exit_: Exit, phase: Phase, *, begun: bool) -> None:
     """Check what the caller was told."""
     caller = scene.caller
     assert caller.task.cancelled() is (exit_ is Exit.CANCELLED)
@@ -336,6 +337,8 @@ def check_told(scene: Scene, ends: Ends, exit_: Exit, *, begun: bool) -> None:
     else:
         assert caller.told == ends.code
         assert caller.content.startswith(scene.sent if begun else b"{")
+        if phase is not Phase.READING:
+            caller.check_failed(sent=phase is not Phase.QUEUED)
 
 
 async def test_the_table_has_every_phase_of_every_exit() -> None:

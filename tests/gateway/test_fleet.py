@@ -35,7 +35,7 @@ async def test_every_engine_of_a_pool_serves_beside_emulated_ones() -> None:
     driver.start(config)
     for engine in found:
         if isinstance(engine, RemoteEngine):
-            engine._probed(WELL)
+            engine._keyed(WELL)
     assert [engine.name for engine in found] == ["p-0", "p-1", "p-2", "q-0", "q-1"]
     assert driver.ready_replicas == 5
     driver.stop()

@@ -197,7 +197,7 @@ TABLE: dict[str, tuple[Callable[[World], Awaitable[Caller]], Told]] = {
     ),
     "ended by a drain": (
         is_ended,
-        Told(status=503, retry=True, dropped="rejected-shutting-down", decided=False),
+        Told(status=503, retry=True, dropped="evicted", decided=True),
     ),
     "too many a minute": (is_too_fast, Told(status=429, retry=True)),
     "too many at once": (is_second, Told(status=429, retry=True)),

@@ -29,7 +29,7 @@ from headrace.model.ids import Incarnation
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Checkpoint, Record, Verified, frame_bytes, frames, verify
-from headrace.policy.catalog import PlaneConfig
+from headrace.policy.catalog import PlaneConfig, digest
 from headrace.units import NS_PER_MS, NS_PER_S
 from tests.gateway.scenes import ObedientEngine, ask, deployment, keys, request
 
@@ -95,11 +95,13 @@ class Life:
         config: PlaneConfig | None = None,
         segment_bytes: int = 1 << 20,
     ) -> None:
-        self.config = config or deployment()
+        self.told = config or deployment()
+        """What the file says."""
         self.folder, self.turns = folder, Turns(boot_s)
         self.clock = DatedClock(self.turns, wall_ns)
         self.kept = HeldJournal(folder)
-        self.past = recall(self.kept, self.clock, self.config)
+        self.past = recall(self.kept, self.clock, self.told)
+        self.config = self.past.in_force(self.told)
         self.states = [self.past.plane.freeze()]
         """The plane after each record, the first one before any."""
         self.frames: list[tuple[int, bool]] = []
@@ -110,7 +112,7 @@ class Life:
             self.clock, [self.engine], journal=self, past=self.past, segment_bytes=segment_bytes
         )
         self.revision = self.past.revision(self.config)
-        self.driver.start(self.config, self.revision)
+        self.driver.start(self.config, self.revision, digest(self.told))
 
     def put(self, frame: bytes, opens: bool) -> None:
         self.kept.put(frame, opens)
@@ -241,6 +243,42 @@ def test_a_changed_configuration_is_the_next_revision(tmp_path: Path) -> None:
     assert [event.revision for event in of(tmp_path, ConfigChanged)] == [1, 2]
     assert [event.epoch for event in of(tmp_path, Restarted)] == [1, 2]
     assert isinstance(verify(segments(tmp_path)), Verified)
+
+
+@pytest.mark.parametrize("end", [Life.die, Life.stop])
+def test_a_policy_that_was_changed_goes_on_until_the_file_changes(
+    tmp_path: Path, end: Callable[[Life], object]
+) -> None:
+    life = Life(tmp_path)
+    changed = replace(life.told, admission=replace(life.told.admission, margin_ms=80.0))
+    life.driver.reconfigure(changed, 2, digest(life.told))
+    for _ in range(2):
+        end(life)
+        life = life.next()
+        assert (life.config, life.revision, life.driver.revision) == (changed, 2, 2)
+        assert life.driver.plane.settings.config == changed
+    end(life)
+    told = deployment(tenants=(TenantSpec(name="new"),))
+    for _ in range(2):
+        life = life.next(config=told)
+        assert (life.config, life.revision) == (told, 3)
+        assert not life.refused("new")
+        end(life)
+    life = life.next()
+    assert (life.config, life.revision) == (life.told, 4), "the old file is a change as well"
+    end(life)
+    assert [event.revision for event in of(tmp_path, ConfigChanged)] == [1, 2, 3, 4]
+    assert isinstance(verify(segments(tmp_path)), Verified)
+
+
+def test_a_journal_of_a_process_that_noted_no_file_has_the_files_policy(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    changed = replace(life.told, admission=replace(life.told.admission, margin_ms=80.0))
+    life.driver.reconfigure(changed, 2)
+    life.stop()
+    life = life.next()
+    assert (life.config, life.revision) == (life.told, 3)
+    life.stop()
 
 
 def damage(path: Path, change: Callable[[Checkpoint], Checkpoint]) -> None:

@@ -90,7 +90,7 @@ async def test_a_stricter_configuration_is_told_by_reason_tenant_and_class(tmp_p
             "decision": "admit",
             "replica": "p-0",
             "wait_ms": 0.0,
-            "failed": None,
+            "failed": "shut_down",
         },
         "shadow": {
             "decision_id": 3,

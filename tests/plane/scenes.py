@@ -20,6 +20,7 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ShutDown,
 )
 from headrace.model.evidence import EntryRecord, RouteRecord
 from headrace.model.ids import (
@@ -132,6 +133,9 @@ class Driver:
 
     def leave(self, request: int, timing: StreamTiming = NO_STREAM) -> list[Effect]:
         return self.tell(CallerLeft(RequestId(request), timing=timing))
+
+    def shut_down(self, request: int, timing: StreamTiming = NO_STREAM) -> list[Effect]:
+        return self.tell(ShutDown(RequestId(request), timing=timing))
 
     def first(self, attempt: int | None) -> list[Effect]:
         assert attempt is not None

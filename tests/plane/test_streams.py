@@ -106,6 +106,7 @@ def test_a_tick_replaces_predictions_by_tokens_made() -> None:
 Exit = Callable[[Driver, int, AttemptId], object]
 EXITS: dict[str, Exit] = {
     "left": lambda made, request, _: made.leave(request),
+    "shut down": lambda made, request, _: made.shut_down(request),
     "lost": lambda made, _, __: made.down("r0", 1),
     "restarted": lambda made, _, __: made.restart(),
     "ended": lambda made, _, attempt: made.end(attempt, Outcome.ERROR),
@@ -174,8 +175,33 @@ def test_a_caller_may_leave_in_any_phase(phase: str, kinds: list[type]) -> None:
     invariants.over(made.plane)
 
 
+@pytest.mark.parametrize("phase", ["queued", "sent", "streaming"])
+def test_who_is_ended_at_the_shutdown_failed_and_did_not_leave(phase: str) -> None:
+    made = Driver(replicas=1)
+    request = busy = made.arrive(tokens=9_000)
+    if phase == "queued":
+        request = made.arrive(tokens=9_000)
+        assert made.live(request).phase is Phase.QUEUED
+    elif phase == "streaming":
+        made.first(made.live(request).attempt)
+    decision = made.live(request).decision
+    effects = made.shut_down(request)
+    kinds = [type(effect) for effect in effects]
+    assert kinds == ([] if phase == "queued" else [Cancel]) + [Fail, Concluded]
+    fail = effects[-2]
+    assert isinstance(fail, Fail)
+    assert (fail.decision, fail.reason) == (decision, Reason.SHUT_DOWN)
+    row = made.rows()[-1]
+    assert (row.outcome, row.reason) == (Outcome.ERROR, Reason.SHUT_DOWN)
+    assert [type(effect) for effect in made.shut_down(request)] == [], "twice is once"
+    if busy != request:
+        made.leave(busy)
+    invariants.over(made.plane)
+
+
 CUTS: dict[str, Callable[[Driver, int, AttemptId, StreamTiming], object]] = {
     "left": lambda made, request, _, shown: made.leave(request, shown),
+    "shut down": lambda made, request, _, shown: made.shut_down(request, shown),
     "lost": lambda made, _, attempt, shown: made.down("r0", 1, (attempt, shown)),
 }
 

@@ -28,6 +28,7 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ShutDown,
     TimerDue,
 )
 from headrace.model.ids import (
@@ -230,7 +231,8 @@ class WholePlane(RuleBasedStateMachine):
         live = self.plane.state.live.get(request)
         sent = live.attempt if live is not None else None
         timing = self.shown(sent) if streamed and sent is not None else NO_STREAM
-        self.tell(CallerLeft(request, timing=timing))
+        event = ShutDown if request % 2 else CallerLeft
+        self.tell(event(request, timing=timing))
 
     def shown(self, attempt: AttemptId) -> StreamTiming:
         """Return the timing of a running attempt, a token further than any tick told."""

@@ -4,12 +4,12 @@ import http.client
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.cli.address import address_of
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.profiles import load_profile
 from headrace.config.resolve import resolve
@@ -35,20 +35,12 @@ _SHOWN = 10
 
 def place_of(url: str) -> Place:
     """Return where an API is; raises ConfigError for what is no address."""
-    try:
-        parts = urlsplit(url)
-        port, host = parts.port, parts.hostname
-    except ValueError:
-        port, host, parts = None, None, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host:
-        raise _wrong("--url", f"{url} is no address such as http://127.0.0.1:8000")
-    tls = parts.scheme == "https"
-    path = parts.path.rstrip("/")
+    found = address_of(url, "http://127.0.0.1:8000")
     return Place(
-        host=host,
-        port=port or (443 if tls else 80),
-        path=path if path.endswith("/v1") else f"{path}/v1",
-        tls=tls,
+        host=found.host,
+        port=found.port,
+        path=found.path if found.path.endswith("/v1") else f"{found.path}/v1",
+        tls=found.tls,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 from cyclopts import Parameter
 
+from headrace.adapters.engines.remote import LOG as ENGINES
 from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
@@ -170,8 +171,9 @@ def _run(
         _admin_listener(settings, heir) as admin_sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
+        _show(ENGINES)
         if admin_sock is not None:
-            _show_audit()
+            _show(AUDIT)
         socks = (sock, admin_sock)
         return runner.run(_serve(settings, socks, key, reread, second, heir))
 
@@ -292,11 +294,11 @@ async def _serve(
     return well, succession.successor
 
 
-def _show_audit() -> None:
-    """Show each change on stderr, one line of JSON."""
+def _show(name: str) -> None:
+    """Show all of a log on stderr, line by line."""
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(message)s"))
-    log = logging.getLogger(AUDIT)
+    log = logging.getLogger(name)
     log.setLevel(logging.INFO)
     log.addHandler(shown)
 
@@ -310,7 +312,8 @@ def _described(pool: PoolSpec, settings: Settings) -> str:
     """Say what a pool consists of."""
     real = sum(spec.pool == pool.name for spec in settings.upstreams)
     if real:
-        return f"{real} engines at their addresses for {pool.model}"
+        engines = "engine at its address" if real == 1 else "engines at their addresses"
+        return f"{real} {engines} for {pool.model}"
     return f"{pool.replicas} emulated {pool.profile.name} for {pool.model}"
 
 

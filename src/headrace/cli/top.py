@@ -4,7 +4,6 @@ import http.client
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 from cyclopts import Parameter
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.address import Address, address_of
 from headrace.cli.errors import FAILED, OK, fail
 from headrace.gateway.overview import State
 
@@ -51,18 +51,19 @@ def top(
     every: Every = 1.0,
 ) -> int:
     """Show tenants, classes, queues and replicas of a running gateway until Ctrl-C."""
+    place = address_of(url, URL)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
     try:
         if as_json:
-            for content in _looks(url, key, every, once=once):
+            for content in _looks(place, url, key, every, once=once):
                 print(content.decode(), flush=True)
         elif once:
-            console.print(_screen(_state(_fetch(url, key))))
+            console.print(_screen(_state(_fetch(place, url, key))))
         else:
             with Live(console=console, screen=True, auto_refresh=False) as shown:
-                for content in _looks(url, key, every, once=False):
+                for content in _looks(place, url, key, every, once=False):
                     shown.update(_screen(_state(content)), refresh=True)
     except UnreadableError as error:
         fail(str(error))
@@ -70,29 +71,29 @@ def top(
     return OK
 
 
-def _looks(url: str, key: str | None, every: float, *, once: bool) -> Iterator[bytes]:
+def _looks(
+    place: Address, url: str, key: str | None, every: float, *, once: bool
+) -> Iterator[bytes]:
     while True:
-        yield _fetch(url, key)
+        yield _fetch(place, url, key)
         if once:
             return
         time.sleep(max(0.1, every))
 
 
-def _fetch(url: str, key: str | None) -> bytes:
-    """Return the answer of `/state`; raises OSError if nobody answers."""
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UnreadableError(f"{url} is no address such as {URL}")
-    connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+def _fetch(place: Address, url: str, key: str | None) -> bytes:
+    """Return the answer of `/state`; raises OSError with the address if nobody answers."""
+    kind = http.client.HTTPSConnection if place.tls else http.client.HTTPConnection
+    connection = kind(place.host, place.port, timeout=TIMEOUT_S)
     try:
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        connection.request("GET", f"{parts.path.rstrip('/')}/state", headers=headers)
+        connection.request("GET", f"{place.path}/state", headers=headers)
         answer = connection.getresponse()
         content = answer.read()
     except http.client.HTTPException as error:
         raise UnreadableError(f"{url} does not speak HTTP: {error!r}") from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), url) from None
     finally:
         connection.close()
     if answer.status == http.client.UNAUTHORIZED:
@@ -110,7 +111,8 @@ def _state(content: bytes) -> State:
 
 
 def _screen(state: State) -> Group:
-    return Group(_head(state), _classes(state), _tenants(state), _replicas(state))
+    troubles = [Text(f"{name} is not ready: {why}") for name, why in state.troubles.items()]
+    return Group(_head(state), *troubles, _classes(state), _tenants(state), _replicas(state))
 
 
 def _head(state: State) -> Text:

@@ -56,7 +56,7 @@ class ServerSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admission does the deciding."""
     header_timeout_s: Annotated[float, Meta(gt=0, le=600)] = 10.0
     """Seconds a caller may take to send a request's head, and again its body and each MiB of
-    it; beyond, 408. 10: slow links pass, idlers do not."""
+    it; beyond, 408. As long for the handshake of TLS. 10: slow links pass, idlers do not."""
     write_stall_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     """Seconds in which a slow caller must take most of the 64 KiB that wait for it; beyond, it
     counts as gone. 60: a phone in a tunnel comes back, a stuck process does not."""
@@ -135,6 +135,10 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
     and are never passed on."""
+    continuous_usage: bool | None = None
+    """Whether it takes `stream_options.continuous_usage_stats`: streams that are left early are billed
+    by their tokens then, else by their frames. None: as its kind does, vLLM and SGLang do; others may
+    refuse what they do not know."""
     price: PriceSpec | None = None
     """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
     ca_file: Path | None = None

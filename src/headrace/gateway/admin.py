@@ -25,7 +25,6 @@ from headrace.gateway.limits import balances
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
 from headrace.gateway.steward import (
-    POLICY,
     Applied,
     ChangeRefusedError,
     PolicyChange,
@@ -33,6 +32,7 @@ from headrace.gateway.steward import (
     Steward,
 )
 from headrace.model.ids import TenantId
+from headrace.policy.catalog import POLICY
 from headrace.units import to_seconds
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

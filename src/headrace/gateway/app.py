@@ -285,6 +285,7 @@ class App:
             body=content,
             stream=asked.stream,
             usage_shown=asked.usage_shown,
+            each_usage_shown=asked.each_usage_shown,
             replay_input=None if replay_input is None else Tokens(replay_input),
             replay_output=None if replay_output is None else Tokens(replay_output),
         )

@@ -36,6 +36,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """None as well where it holds the decisions of another plane than the driver's."""
     dropped: Mapping[str, Callable[[], int]]
     """By family, what a sink could not keep."""
+    filed: Settings | None = None
+    """What the configuration file says, where the policy of an earlier process goes on instead."""
     observing: bool = False
     """All may pass, and the configuration only watches."""
 
@@ -76,6 +78,7 @@ def admin(
         parts.audit,
         Followers(parts),
         revision=revision,
+        told=parts.filed,
     )
     steward.observing = parts.observing
     sources = Sources(

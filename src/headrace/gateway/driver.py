@@ -37,6 +37,7 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord
@@ -218,7 +219,9 @@ class Driver:
         if ending.refusal is not None:
             flight.stream.finish(ending.refusal)
         elif ending.full:
-            flight.stream.finish(edge(Edge.ENGINE_FULL))
+            stream = flight.stream
+            full = edge(Edge.ENGINE_FULL, decision=stream.decision, revision=stream.revision)
+            stream.finish(full)
         elif not ending.whole:
             flight.stream.finish(Cut())
         self._post(
@@ -233,7 +236,7 @@ class Driver:
             self._clocked(flight.stream)
             flight.stream.finish(Done())
         elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
-            flight.stream.finish(edge(Edge.UPSTREAM))
+            flight.stream.finish(flight.stream.fault(Edge.UPSTREAM))
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
@@ -242,26 +245,33 @@ class Driver:
 
     # Its life ---------------------------------------------------------------------------------
 
-    def start(self, config: PlaneConfig, revision: int = 1) -> None:
-        """Configure the plane and announce the engines; first of all end what an earlier life left."""
+    def start(self, config: PlaneConfig, revision: int = 1, source: bytes = b"") -> None:
+        """Configure the plane and announce the engines; first of all end what an earlier life left.
+
+        `source`: digest of what the configuration file says.
+        """
         self._revision = revision
         self._poll_ns = ms(config.reports.poll_ms)
         if self._epoch:
             self._post(Restarted(self._epoch))
         if self.plane.state.revision != revision:
-            self._post(ConfigChanged(revision=revision, config=canonical(config)))
+            self._configure(config, revision, source)
         for engine in self._engines.values():
             engine.connect(self)
         self._poll()
         self._arm()
 
-    def reconfigure(self, config: PlaneConfig, revision: int) -> None:
+    def reconfigure(self, config: PlaneConfig, revision: int, source: bytes = b"") -> None:
         """Decide by another configuration; requests that are in end under their own (ADM-6)."""
         assert self.broken is None, "a broken plane is never asked again"
         assert revision > self._revision, "revisions only grow"
         self._revision = revision
         self._poll_ns = ms(config.reports.poll_ms)
-        self._post(ConfigChanged(revision=revision, config=canonical(config)))
+        self._configure(config, revision, source)
+
+    def _configure(self, config: PlaneConfig, revision: int, source: bytes) -> None:
+        told = canonical(config)
+        self._post(ConfigChanged(revision=revision, config=told, source=source))
 
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
@@ -271,13 +281,11 @@ class Driver:
     def end_all(self) -> None:
         """End every request that is live, with an error to its caller."""
         self.refuse_newcomers()
-        assert self.closed is not None
         # Those that wait go first: what ends before them would have them sent.
         waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
         for request, stream in waiting_first:
-            stream.finish(self.closed)
             if self.broken is None:
-                self._post(CallerLeft(request, self._shown(stream)))
+                self._post(ShutDown(request, self._shown(stream)))
 
     def stop(self) -> None:
         """End every request and let go of engines and timer."""
@@ -342,7 +350,8 @@ class Driver:
                 stream.finish(refused(effect.decision, effect.rejection, stream.revision, own))
             case Fail():
                 stream = self._streams[effect.request]
-                stream.finish(failed(effect.decision, effect.reason, stream.revision))
+                sent = stream.attempt is not None
+                stream.finish(failed(effect.decision, effect.reason, stream.revision, sent=sent))
             case Cancel():
                 flight = self._forget(effect.attempt)
                 if flight is not None:
@@ -427,8 +436,11 @@ class Driver:
         self.closed = edge(Edge.INTERNAL)
         _log.critical("broken at journal index %d, on %r", self._index, event, exc_info=error)
         self._events.clear()
-        for stream in self._streams.values():
-            stream.finish(self.closed)
+        live = self.plane.state.live
+        for request, stream in self._streams.items():
+            admitted = live.get(request)
+            decision = None if admitted is None else admitted.decision
+            stream.finish(edge(Edge.INTERNAL, decision=decision, revision=stream.revision))
         self._silence()
         if self._on_broken is not None:
             self._on_broken()

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.decision import Gate, Reason, Reject
 from headrace.model.ids import DecisionId
@@ -177,6 +178,14 @@ REASONS: dict[Reason, Face] = {
         retryable=True,
         dropped="rejected-shutting-down",
     ),
+    Reason.SHUT_DOWN: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "The gateway shut down before the answer was complete.",
+        retryable=True,
+        dropped="rejected-shutting-down",
+    ),
 }
 """Every reason of the plane."""
 
@@ -230,7 +239,7 @@ EDGES: dict[Edge, Face] = {
         "server_is_overloaded",
         "The engine takes no more just now.",
         retryable=True,
-        dropped="rejected-saturated",
+        dropped="evicted",
     ),
     Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
 }
@@ -359,9 +368,11 @@ def _own_numbers(rejection: Reject) -> dict[str, int]:
     return {}
 
 
-def failed(decision: DecisionId, reason: Reason, revision: int) -> Fault:
-    """Return how the failure of an admitted request looks."""
+def failed(decision: DecisionId, reason: Reason, revision: int, *, sent: bool = False) -> Fault:
+    """Return how the failure of an admitted request looks; `sent`: an engine had it."""
     face = REASONS[reason]
+    if sent and face.dropped is not None:
+        face = replace(face, dropped="evicted")  # the other words promise that none had
     detail = Detail(
         gate=None,
         outcome="fail",
@@ -381,10 +392,24 @@ def unknown_key() -> Fault:
     return Fault(face=REASONS[Reason.TENANT_UNKNOWN], detail=detail)
 
 
-def edge(cause: Edge, message: str | None = None, param: str | None = None) -> Fault:
-    """Return the gateway's own refusal."""
+def edge(
+    cause: Edge,
+    message: str | None = None,
+    param: str | None = None,
+    *,
+    decision: DecisionId | None = None,
+    revision: int | None = None,
+) -> Fault:
+    """Return the gateway's own refusal; with the decision that admitted a request, its failure."""
     face = EDGES[cause]
-    detail = Detail(gate=None, outcome="reject", reason=cause, retryable=face.retryable)
+    detail = Detail(
+        gate=None,
+        outcome="reject" if decision is None else "fail",
+        reason=cause,
+        retryable=face.retryable,
+        decision_id=decision,
+        policy_revision=None if decision is None else revision,
+    )
     wait = _least_wait(face)
     return Fault(face=face, detail=detail, retry_after_ns=wait, message=message, param=param)
 

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from headrace.gateway.errors import Edge, Fault, Headers, body, broken, edge, headers
+from headrace.gateway.errors import Edge, Fault, Headers, body, broken, headers
 from headrace.gateway.http import (
     Receive,
     Scope,
@@ -106,9 +106,9 @@ class Exchange:
         while chunk.end is None:
             await send_events(self.send, chunk.data, more=True)
             chunk = await stream.chunk()
-        await self._finish(chunk.data, chunk.end)
+        await self._finish(stream, chunk.data, chunk.end)
 
-    async def _finish(self, data: bytes, end: End) -> None:
+    async def _finish(self, stream: Stream, data: bytes, end: End) -> None:
         """Send the last of a stream."""
         match end:
             case Done():
@@ -121,7 +121,7 @@ class Exchange:
                 await cut(self.scope, self.receive)
             case Refusal():
                 assert self.route is not None, "as above"
-                fault = edge(Edge.UPSTREAM)
+                fault = stream.fault(Edge.UPSTREAM)
                 await send_events(self.send, broken(fault, self.route), more=False)
             case Left():
                 pass
@@ -135,7 +135,7 @@ class Exchange:
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
                 await answer(self.send, end.status, fields, end.body)
             case Cut() | Done():
-                await self._tell(edge(Edge.UPSTREAM))
+                await self._tell(stream.fault(Edge.UPSTREAM))
             case Left():
                 pass
 

@@ -54,7 +54,9 @@ FAMILIES: dict[str, Family] = {
         _C, "Admitted requests that are over, by outcome.", (*_WHO, "outcome")
     ),
     "ended_early_requests": Family(
-        _C, "Those of them that ended for a reason of ours: expired, evicted, replica lost.", _WHY
+        _C,
+        "Those of them that ended for a reason of ours: expired, evicted, replica lost, shut down.",
+        _WHY,
     ),
     "output_tokens": Family(_C, "Tokens made for admitted requests, by the engine's count.", _WHO),
     # Goodput: the numerators; attainment is met over admitted, goodput a rate of these.

@@ -91,6 +91,7 @@ def _remote(spec: UpstreamSpec, pool: PoolSpec, nth: int, clock: Clock, last: in
         ),
         kind=spec.kind,
         priority=spec.priority,
+        continuous_usage=spec.continuous_usage,
         incarnation=last,
     )
 

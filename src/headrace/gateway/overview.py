@@ -99,6 +99,8 @@ class State(Struct, frozen=True, kw_only=True):
     classes: list[ClassState]
     tenants: list[TenantState]
     replicas: list[ReplicaState]
+    troubles: dict[str, str] = {}
+    """Why replicas are not ready, by name, as far as that is known."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -147,6 +149,7 @@ class Overview:
             classes=self._classes(now),
             tenants=[],
             replicas=self._replicas(now),
+            troubles={one.name: one.trouble for one in driver.engines if one.trouble is not None},
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.adapters.journal.ring import segment_paths
@@ -18,7 +19,7 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import JournalError
 from headrace.plane.past import Thawed, thaw
 from headrace.plane.streams import EPOCH_BITS
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import POLICY, PlaneConfig, canonical, decode, digest
 from headrace.units import NS_PER_S, InstantNs
 
 AWAY_NS_MAX = 400 * 24 * 3_600 * NS_PER_S
@@ -39,6 +40,17 @@ class Past(Struct, frozen=True, kw_only=True):
     def first_id(self) -> int:
         """Ids of requests and incarnations of replicas are above this one, and in no earlier life."""
         return self.epoch << EPOCH_BITS
+
+    def in_force(self, config: PlaneConfig) -> PlaneConfig:
+        """Return what is decided by where a file says `config`.
+
+        The policy that the last process ended with goes on, unless the file has changed since.
+        """
+        state = self.plane.state
+        if not state.config or state.source != digest(config):
+            return config
+        kept = decode(state.config)
+        return replace(config, **{name: getattr(kept, name) for name in POLICY})
 
     def revision(self, config: PlaneConfig) -> int:
         """Return the revision of `config`: the one in force if that is it, else the next."""
@@ -80,6 +92,7 @@ def _try(past: Past, config: PlaneConfig) -> None:
     now = copy.state.now
     try:
         copy.handle(Restarted(past.epoch), now=now)
+        config = past.in_force(config)
         revision = past.revision(config)
         copy.handle(ConfigChanged(revision=revision, config=canonical(config)), now=now)
     except Exception as broken:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import uvicorn
+from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, Settings
+from headrace.config.schema import AdminSpec, ServerSpec, Settings
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
@@ -31,7 +32,7 @@ from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import PlaneConfig, canonical, digest
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -154,15 +155,16 @@ class Gateway:
         `concluded` is told of each request that is over; `reread` reads the configuration anew;
         `beside` has another plane decide without effect.
         """
-        config = settings.deployment
         _refuse_fan_out(settings)
-        self._settings, self._config = settings, config
+        self._settings, self._source = settings, digest(settings.deployment)
         self._files = ExitStack()
         self._kept = journal = self._journal()
-        past = recall(journal, clock, config)
+        past = recall(journal, clock, settings.deployment)
+        config = self._config = past.in_force(settings.deployment)
+        settings = replace(filed := settings, deployment=config)
         self._revision = past.revision(config)
         observing = beside is not None and beside.observed
-        decisions = self._decisions(beside.config if beside is not None and observing else config)
+        decisions = self._decisions(beside.config if beside and observing else config)
         logged = None if decisions is None or observing else decisions.decided
         self._log = decisions
         feed = None if settings.admin is None else Feed(config, prices(settings))
@@ -179,11 +181,9 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        told = _told(self.driver.shadow, beside)
-        self.app = App(
-            self.driver, keys, clock, models=config.models, server=settings.server, observed=told
-        )
-        self.server = Server(self._uvicorn(), self.driver, settings.server.drain_s)
+        told, server = _told(self.driver.shadow, beside), settings.server
+        self.app = App(self.driver, keys, clock, models=config.models, server=server, observed=told)
+        self.server = Server(self._uvicorn(), self.driver, server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -193,6 +193,7 @@ class Gateway:
                 feed=feed,
                 audit=audit,
                 decisions=None if observing else decisions,
+                filed=filed,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
             )
@@ -219,7 +220,7 @@ class Gateway:
                 accepting()
 
         self.server.on_accepting = let_in
-        self.driver.start(self._config, self._revision)
+        self.driver.start(self._config, self._revision, self._source)
         try:
             async with _answering(self._admin_server, admin_sock):
                 await self.server.serve(sockets=[sock])
@@ -361,20 +362,37 @@ class Server(uvicorn.Server):
     The second Ctrl-C does not wait for anybody.
     """
 
-    def __init__(self, config: uvicorn.Config, driver: Driver, drain_s: float) -> None:
-        """Serve for `driver`, whose streams get `drain_s` to finish at shutdown."""
+    def __init__(self, config: uvicorn.Config, driver: Driver, spec: ServerSpec) -> None:
+        """Serve for `driver`, whose streams get the time to finish that `spec` tells."""
         super().__init__(config)
-        self._driver, self._drain_s = driver, drain_s
+        self._driver, self._drain_s = driver, spec.drain_s
+        self._handshake_s = spec.header_timeout_s
         self.on_accepting: Callable[[], None] | None = None
         self.succeeded = False
         """Whether another process has the listener: nobody need be refused."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let callers in."""
-        await super().startup(sockets)
+        """Let callers in. The base knows no limit for the handshake of TLS, so it gets no sockets."""
+        assert sockets is not None, "it does not listen itself"
+        await super().startup([])
+        loop, config = asyncio.get_running_loop(), self.config
+        for sock in sockets:
+            server = await loop.create_server(
+                self._connection,
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
+            )
+            self.servers.append(server)
         told, self.on_accepting = self.on_accepting, None
         if told is not None:
             told()
+
+    def _connection(self) -> asyncio.Protocol:
+        kind = self.config.http_protocol_class
+        assert issubclass(kind, Connection), "as configured"
+        return kind(self.config, self.server_state, self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse newcomers, let streams finish, end those that do not.

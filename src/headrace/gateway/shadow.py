@@ -29,6 +29,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     RequestArrived,
+    ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord, EntryRecord
@@ -172,7 +173,7 @@ class Shadow:
             case RequestArrived(request):
                 self._tell(event, now)
                 self._compare(request.id, now)
-            case CallerLeft():
+            case CallerLeft() | ShutDown():
                 self._leave(event, now)
             case FirstToken(attempt):
                 self._begin(attempt, now)
@@ -224,7 +225,7 @@ class Shadow:
         if pair.shadow.attempt is not None:
             self._tell(FirstToken(pair.shadow.attempt), now)
 
-    def _leave(self, event: CallerLeft, now: InstantNs) -> None:
+    def _leave(self, event: CallerLeft | ShutDown, now: InstantNs) -> None:
         if event.request in self.plane.state.live:
             self._tell(event, now)
 

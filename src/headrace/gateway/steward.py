@@ -19,13 +19,11 @@ from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver
 from headrace.policy.admission.gates import GateMode
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import POLICY, PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
 REVISIONS = 100
 """Revisions that can be rolled back to; the oldest go first."""
-POLICY = ("admission", "ordering", "routing", "prediction", "window")
-"""Parts of the deployment that a rollback brings back: how is decided, not for whom."""
 FIXED = (
     "deployment.models",
     "deployment.pools",
@@ -109,7 +107,7 @@ class Follower(Protocol):
 class Steward:
     """The one hand that changes a running gateway."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the neighbours it stands between
         self,
         driver: Driver,
         settings: Settings,
@@ -118,8 +116,12 @@ class Steward:
         follower: Follower,
         *,
         revision: int,
+        told: Settings | None = None,
     ) -> None:
-        """Keep what the process starts with as the first revision."""
+        """Keep what the process starts with as the first revision.
+
+        `told`: what the configuration file says, if an earlier process's policy goes on instead.
+        """
         self._driver, self._clock, self._audit, self._follower = driver, clock, audit, follower
         self.settings = settings
         self.frozen = False
@@ -128,8 +130,14 @@ class Steward:
         """Whether all may pass while the configuration only watches: then nothing may be changed,
         for neither of the two would be what was asked for."""
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
+        told = told or settings
+        self._source = digest(told.deployment)
         first = Revision(
-            revision=revision, at=written(clock.wall()), who="", what="start", changes={}
+            revision=revision,
+            at=written(clock.wall()),
+            who="",
+            what="start",
+            changes=changes(told, settings),
         )
         self.revisions: deque[Revision] = deque([first], maxlen=REVISIONS)
         """The newest last."""
@@ -165,7 +173,7 @@ class Steward:
         if fixed:
             message = f"Only a restart can change: {', '.join(fixed)}."
             raise ChangeRefusedError(409, "needs_restart", message)
-        return self._apply(who, "reload", settings)
+        return self._apply(who, "reload", settings, source=digest(settings.deployment))
 
     def freeze(self, who: str, *, frozen: bool) -> None:
         """Refuse, or allow again, changes of policy and of scale."""
@@ -181,7 +189,10 @@ class Steward:
             self._driver.refuse_newcomers()
             self._note(who, "drain", {"draining": (False, True)})
 
-    def _apply(self, who: str, what: str, settings: Settings) -> Applied:
+    def _apply(
+        self, who: str, what: str, settings: Settings, *, source: bytes | None = None
+    ) -> Applied:
+        """Go by other settings; `source`: of the file, if it is that which tells them."""
         self._whole()
         if self.observing:
             message = (
@@ -197,11 +208,12 @@ class Steward:
         if wrong:
             raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
         warnings = tuple(map(_line, told))
+        self._source = source or self._source
         if not found:
             return Applied(revision=self._driver.revision, changes={}, warnings=warnings)
         config, revision = settings.deployment, self._driver.revision + 1
         self._follower.prepare(revision, canonical(config))
-        self._driver.reconfigure(config, revision)
+        self._driver.reconfigure(config, revision, self._source)
         self._whole()
         self._follower.adopt(settings)
         self.settings = settings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from headrace.gateway.errors import Fault
+from headrace.gateway.errors import Edge, Fault, edge
 from headrace.model.ids import AttemptId, DecisionId
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
@@ -78,6 +78,10 @@ class Stream:
     def held(self) -> bool:
         """Whether its engine is held back."""
         return self._held
+
+    def fault(self, cause: Edge) -> Fault:
+        """Return how a failure of ours looks to its caller: of one that was sent, no refusal."""
+        return edge(cause, decision=self.decision, revision=self.revision)
 
     # The driver's side ------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     REPLICA_LOST = "replica_lost"
     UPSTREAM_ERROR = "upstream_error"
     RESTARTED = "restarted"
+    SHUT_DOWN = "shut_down"
 
 
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):

@@ -9,11 +9,13 @@ from headrace.model.request import Request
 from headrace.model.slo import Outcome
 
 
-class ConfigChanged(Struct, frozen=True, kw_only=True, tag="config"):
+class ConfigChanged(Struct, frozen=True, kw_only=True, tag="config", omit_defaults=True):
     """The resolved configuration in canonical bytes: the first event of every journal."""
 
     revision: int
     config: bytes
+    source: bytes = b""
+    """Digest of what the configuration file said then, of which policy may have been changed since."""
 
 
 class RequestArrived(Struct, frozen=True, tag="arrived"):
@@ -28,6 +30,14 @@ class CallerLeft(Struct, frozen=True, tag="left", gc=False):
     request: RequestId
     timing: StreamTiming = NO_STREAM
     """What its stream had shown by then: a slow stream does not look better for being left."""
+
+
+class ShutDown(Struct, frozen=True, tag="shut_down", gc=False):
+    """The gateway ends, and this request with it: its time to finish is over."""
+
+    request: RequestId
+    timing: StreamTiming = NO_STREAM
+    """What its stream had shown by then."""
 
 
 class FirstToken(Struct, frozen=True, tag="first", gc=False):
@@ -90,6 +100,7 @@ Event = (
     ConfigChanged
     | RequestArrived
     | CallerLeft
+    | ShutDown
     | FirstToken
     | ProgressTick
     | Ended

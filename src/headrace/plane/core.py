@@ -23,6 +23,7 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import ReplicaView
@@ -45,6 +46,7 @@ class Plane:
             ConfigChanged: self._config_changed,
             RequestArrived: self._arrived,
             CallerLeft: self._left,
+            ShutDown: self._shut_down,
             FirstToken: self._first_token,
             ProgressTick: self._tick,
             Ended: self._ended,
@@ -117,6 +119,9 @@ class Plane:
 
     def _left(self, event: CallerLeft, now: InstantNs) -> None:
         streams.caller_left(self._machine, event, now)
+
+    def _shut_down(self, event: ShutDown, now: InstantNs) -> None:
+        streams.shut_down(self._machine, event, now)
 
     def _first_token(self, event: FirstToken, now: InstantNs) -> None:
         streams.first_token(self._machine, event.attempt, now)

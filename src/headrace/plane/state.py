@@ -102,6 +102,8 @@ class PlaneState(Struct):
     """Everything a plane knows."""
 
     config: bytes = b""
+    source: bytes = b""
+    """Digest of the configuration file that this one came from."""
     revision: int = 0
     now: InstantNs = InstantNs(0)
     attempts: int = 0

@@ -10,6 +10,7 @@ from headrace.model.event import (
     ReplicaDown,
     ReplicaUp,
     Restarted,
+    ShutDown,
 )
 from headrace.model.ids import AttemptId, ModelName, ReplicaName, TenantId
 from headrace.model.meter import NO_STREAM, StreamTiming
@@ -83,21 +84,42 @@ def ended(m: Machine, event: Ended, now: InstantNs) -> None:
 
 def caller_left(m: Machine, event: CallerLeft, now: InstantNs) -> None:
     """Nobody waits for this answer: free what it holds, in whatever phase it is."""
-    live, timing = m.state.live.get(event.request), event.timing
+    live = m.state.live.get(event.request)
     if live is None:
         m.ignore("left")
         return
+    timing = _stop(m, live, event.timing, now)
+    m.conclude(live, now, Outcome.CLIENT_CANCEL, timing=timing)
+    dispatch.run(m, live.model, m.state.models[live.model], now)
+
+
+def shut_down(m: Machine, event: ShutDown, now: InstantNs) -> None:
+    """End what was not over in time, in whatever phase it is, and tell its caller.
+
+    It is an error of ours and no cancel: the caller was there to the end.
+    """
+    live = m.state.live.get(event.request)
+    if live is None:
+        m.ignore("shut_down")
+        return
+    timing = _stop(m, live, event.timing, now)
+    reason = Reason.SHUT_DOWN
+    m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+    m.conclude(live, now, Outcome.ERROR, reason=reason, timing=timing)
+    dispatch.run(m, live.model, m.state.models[live.model], now)
+
+
+def _stop(m: Machine, live: Live, timing: StreamTiming, now: InstantNs) -> StreamTiming:
+    """Free what a request holds that ends unanswered; return what its stream had shown."""
     known = m.state.models[live.model]
     if live.phase is Phase.QUEUED:
         dispatch.leave(m, live, known, now)
-        timing = NO_STREAM
-    else:
-        # An answer in one piece shows nothing before its end: its prompt was worked on all the same.
-        seen = timing.tokens or int(live.phase is Phase.STREAMING)
-        _cancel(m, known, live)
-        _close(m, known, live, seen=seen)
-    m.conclude(live, now, Outcome.CLIENT_CANCEL, timing=timing)
-    dispatch.run(m, live.model, known, now)
+        return NO_STREAM
+    # An answer in one piece shows nothing before its end: its prompt was worked on all the same.
+    seen = timing.tokens or int(live.phase is Phase.STREAMING)
+    _cancel(m, known, live)
+    _close(m, known, live, seen=seen)
+    return timing
 
 
 def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:

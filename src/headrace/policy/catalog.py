@@ -5,6 +5,7 @@ canonical bytes that start a journal rebuild every policy, so a decision is reco
 that made it.
 """
 
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -98,11 +99,21 @@ def passing(config: PlaneConfig) -> PlaneConfig:
 
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _DECODER = msgspec.json.Decoder(PlaneConfig)
+_DIGEST = 16
+
+
+POLICY = ("admission", "ordering", "routing", "prediction", "window")
+"""Parts of a configuration that say how is decided, not for whom: a running process may change them."""
 
 
 def canonical(config: PlaneConfig) -> bytes:
     """Return the configuration's canonical bytes: equal configurations, equal bytes."""
     return _ENCODER.encode(config)
+
+
+def digest(config: PlaneConfig) -> bytes:
+    """Return what tells a configuration from any other."""
+    return blake2b(canonical(config), digest_size=_DIGEST).digest()
 
 
 def decode(content: bytes) -> PlaneConfig:

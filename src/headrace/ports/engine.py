@@ -46,6 +46,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     stream: bool
     usage_shown: bool
     """The caller asked for the usage in its stream; else what we asked for is kept out of it."""
+    each_usage_shown: bool = False
+    """The caller asked for the usage so far in each frame of it."""
     replay_output: Tokens | None = None
     """The true output length, told by a trusted replay. The plane never sees it."""
     replay_input: Tokens | None = None
@@ -133,6 +135,11 @@ class EngineClient(Protocol):
     @property
     def missing(self) -> tuple[str, ...]:
         """What of its load it should tell and does not; empty if all is well, or nothing is asked."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not ready; None: it is, or nothing is known of it yet."""
         ...
 
     def connect(self, listener: Listener) -> None:

@@ -31,7 +31,13 @@ class PoolFullError(UpstreamError):
 
 
 class UnreachableError(UpstreamError):
-    """No connection could be made: refused, no such host, bad certificate; nothing was sent."""
+    """No connection could be made: refused, bad certificate; nothing was sent."""
+
+    retryable = True
+
+
+class UnresolvedError(UpstreamError):
+    """The server's name could not be looked up, which says nothing of the server; nothing was sent."""
 
     retryable = True
 

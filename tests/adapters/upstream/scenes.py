@@ -1,6 +1,7 @@
 """A raw server on loopback that says what a test wants, and a listener that remembers."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -34,6 +35,30 @@ DONE = b"data: [DONE]\n\n"
 def chunk(data: bytes) -> bytes:
     """Frame a chunk of a body."""
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+UNHEALTHY = OK.replace(b"200", b"500")
+KEY_TAKEN = b"HTTP/1.1 400 X\r\nContent-Length: 0\r\n\r\n"
+
+
+def is_look(request: bytes) -> bool:
+    """Return whether a request only looks at an engine: at its health, or whether it takes the key."""
+    return request.startswith(b"GET /health ") or request.endswith(b"\r\n\r\n{}")
+
+
+def look(request: bytes, health: bytes = b"", key: bytes = KEY_TAKEN) -> bytes:
+    """Return the answer to a look."""
+    return (health or OK) if request.startswith(b"GET ") else key
+
+
+def anonymous(protocol: int) -> ssl.SSLContext:
+    """Return a side of TLS without certificates, so that a test needs none."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+    return context
 
 
 class Peer(asyncio.Protocol):

@@ -62,6 +62,15 @@ START = event(
     ',"message":{"id":"msg_1","content":[],"usage":{"input_tokens":7,"cache_read_input_tokens":40,'
     '"cache_creation_input_tokens":2,"output_tokens":1}}',
 )
+VLLM_START = event(
+    "message_start",
+    ',"message":{"id":"msg_1","content":[],"usage":{"input_tokens":49,"output_tokens":0}}',
+)
+VLLM_DELTA = event(
+    "message_delta",
+    ',"delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":49,"output_tokens":3,'
+    '"cache_read_input_tokens":40}',
+)
 OPEN = event("content_block_start", ',"index":0,"content_block":{"type":"text","text":""}')
 TEXT = event("content_block_delta", ',"index":0,"delta":{"type":"text_delta","text":"wörd 🌊"}')
 SHUT = event("content_block_stop", ',"index":0')
@@ -79,6 +88,7 @@ def test_a_message_is_read_and_nothing_of_it_changed() -> None:
 
 def test_the_usage_of_a_message_is_not_known_before_it_tells_its_output() -> None:
     assert scan(Route.MESSAGES, START + TEXT).usage is None
+    assert scan(Route.MESSAGES, VLLM_START + TEXT + VLLM_DELTA).usage == usage(49, 40, 3)
     assert scan(Route.MESSAGES, DELTA + STOP).usage is None
     late = event("message_delta", ',"usage":{"input_tokens":9,"output_tokens":5}')
     assert scan(Route.MESSAGES, START + DELTA + late).usage == usage(51, 40, 5)

@@ -28,6 +28,7 @@ from tests.adapters.upstream.scenes import (
     WORD,
     Peer,
     Scene,
+    anonymous,
     answers,
     chunk,
 )
@@ -415,16 +416,6 @@ async def test_small_writes_are_sent_at_once(scene: Scene) -> None:
     (connection,) = pool._busy
     assert connection.socket_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     call.abort()
-
-
-def anonymous(protocol: int) -> ssl.SSLContext:
-    """Return a side of TLS without certificates, so that a test needs none."""
-    context = ssl.SSLContext(protocol)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
-    return context
 
 
 async def test_tls_is_spoken_where_it_is_asked_for(scene: Scene) -> None:

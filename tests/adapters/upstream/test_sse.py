@@ -1,5 +1,6 @@
 """Frames: whole ones go on, usage is hidden or not, however the bytes are cut."""
 
+import json
 import re
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.adapters.upstream.dialects import Completions, scanner_for
+from headrace.adapters.upstream.dialects import Completions, Continuous, scanner_for
 from headrace.adapters.upstream.sse import FRAME_MAX, Scanner
+from headrace.adapters.upstream.usage import EachUsage
 from headrace.model.engine import Usage
 from headrace.ports.engine import Route
 from headrace.units import Tokens
@@ -230,6 +232,65 @@ def test_the_fast_path_is_only_faster(body: bytes, hide: bool) -> None:
     assert scanner.feed(body) == slow.feed(body)
     for name in ("events", "marks", "comments", "done", "usage", "fault", "whole"):
         assert getattr(scanner, name) == getattr(slow, name)
+
+
+EACH = (
+    b'{"index":0,"delta":{"content":"w"}}],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n'
+)
+BARE = b'data: {"choices":[]}\n\n'
+told_in_each = st.one_of(
+    st.integers(0, 9).map(lambda made: b'data: {"id":"x","choices":[' + EACH % made),
+    st.just(b'data: {"choices":[{"index":0}],"usage":{"prompt_tokens":7}, "x":{"y":{}}}\n\n'),
+    st.just(b'data: {"choices":[{"index":0}],"usage":null}\n\n'),
+    st.just(b'data: {"choices":[{"index":0}],"x":{"a":1,"usage":{"prompt_tokens":1}}}\n\n'),
+    st.just(b'data: {"choices":[{"index":0,"text":",\\"usage\\":{}}"}]}\n\n'),
+    st.just(b'data: {"choices":[{"index":0}],"usage":{"prompt_tokens":-1}}\n\n'),
+    st.just(USAGE),
+    st.just(WORD),
+    st.just(PING),
+    st.just(DONE),
+)
+
+
+@given(
+    body=st.lists(told_in_each, max_size=12).map(b"".join),
+    hide=st.booleans(),
+    cuts=st.lists(st.integers(0, 2_000), max_size=6),
+)
+def test_usage_in_each_frame_is_read_alike_however_it_comes(
+    body: bytes, hide: bool, cuts: list[int]
+) -> None:
+    slow = type("Slow", (Continuous,), {"_single": _no_bytes, "_several": _no})(hide_usage=hide)
+    expected = slow.feed(body)
+    places = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
+    for parts in ([body], single(body), [body[a:b] for a, b in pairwise(places)]):
+        scanner = scanner_for(Route.CHAT, hide_usage=hide, each_usage=EachUsage.WE)
+        heard = [parsed(scanner.feed(part)) for part in parts]
+        assert [one for some in heard for one in some] == parsed(expected)
+        for name in ("events", "marks", "comments", "done", "usage"):
+            assert getattr(scanner, name) == getattr(slow, name)
+
+
+def parsed(out: bytes) -> list[object]:
+    """Return what frames say, however it is written."""
+    found = [frame.removeprefix(b"data: ") for frame in out.split(b"\n\n")]
+    return [json.loads(one) if one.startswith(b"{") else one for one in found if one]
+
+
+@pytest.mark.parametrize("hide", [True, False])
+def test_of_usage_in_each_frame_the_last_alone_is_the_callers(*, hide: bool) -> None:
+    stream = [b'data: {"choices":[' + EACH % made for made in (0, 1, 2)] + [USAGE, DONE]
+    scanner = scanner_for(Route.CHAT, hide_usage=hide, each_usage=EachUsage.WE)
+    made = []
+    out = []
+    for frame in stream:
+        out.append(scanner.feed(frame))
+        assert scanner.usage is not None
+        made.append(scanner.usage.output_tokens)
+    assert made == [0, 1, 2, 2, 2]
+    bare = b'data: {"choices":[{"index":0,"delta":{"content":"w"}}]}\n\n'
+    assert out == [bare] * 3 + [b"" if hide else USAGE, DONE]
+    assert scanner.frames == 3
 
 
 def _no_bytes(_: Scanner, __: bytes) -> bytes:

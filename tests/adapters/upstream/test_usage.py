@@ -48,6 +48,21 @@ CACHED = OPENAI % b',"prompt_tokens_details":{"cached_tokens":40,"audio_tokens":
             b'{"input_tokens":7,"cache_read_input_tokens":null,"output_tokens":3}',
             usage(7, 0, 3),
         ),
+        (  # vLLM counts cached tokens in, and never tells what went into the cache
+            Route.MESSAGES,
+            b'{"input_tokens":49,"cache_read_input_tokens":40,"output_tokens":3}',
+            usage(49, 40, 3),
+        ),
+        (
+            Route.MESSAGES,
+            b'{"input_tokens":9,%s}' % WRITTEN.replace(b":2,", b":0,"),
+            usage(49, 40, 3),
+        ),
+        (  # more than there is cannot be among it
+            Route.MESSAGES,
+            b'{"input_tokens":7,"cache_read_input_tokens":40,"output_tokens":3}',
+            usage(47, 40, 3),
+        ),
         (Route.MESSAGES, b'{"input_tokens":7}', None),
     ],
 )

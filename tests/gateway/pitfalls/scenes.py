@@ -21,7 +21,18 @@ from headrace.gateway.server import Gateway, listen
 from headrace.model.engine import EngineKind
 from headrace.plane.journal import Verified, verify
 from headrace.policy.catalog import Reports
-from tests.adapters.upstream.scenes import DONE, EVENTS, LAST, OK, USAGE, WORD, Peer, Server, chunk
+from tests.adapters.upstream.scenes import (
+    DONE,
+    EVENTS,
+    LAST,
+    USAGE,
+    WORD,
+    Peer,
+    Server,
+    chunk,
+    is_look,
+    look,
+)
 from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, keys
 
 LIFETIME_S = 3_000.0
@@ -334,9 +345,8 @@ class World:
         await self.until(lambda: self.gateway.driver.ready_replicas == replicas)
 
     def _behave(self, peer: Peer) -> None:
-        if peer.requests[-1].startswith(b"GET /health "):
-            peer.requests.pop()
-            peer.say(OK)
+        if is_look(peer.requests[-1]):
+            peer.say(look(peer.requests.pop()))
         else:
             self.behave(peer)
 

@@ -103,7 +103,7 @@ async def test_death_within_a_large_frame_is_a_cut(
     assert (caller.answer.body, caller.answer.whole) == (WORD + large, False)
     assert world.gateway.driver.outcomes == {"error": 1}
     (told,) = caplog.records
-    assert (told.name, told.levelname) == ("headrace.adapters.engines.remote", "WARNING")
+    assert (told.name, told.levelname) == ("headrace.engines", "WARNING")
 
 
 async def test_a_cut_is_no_clean_end_even_where_the_end_is_the_connections(world: World) -> None:

@@ -40,6 +40,8 @@ class InProcessEngine:
         self.tells_first = True
         """It is here."""
         self.missing: tuple[str, ...] = ()
+        self.trouble: str | None = None
+        """None that it could have."""
 
     @property
     def name(self) -> ReplicaName:

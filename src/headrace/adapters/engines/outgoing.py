@@ -81,13 +81,21 @@ def marked(
     return Marks(priority=number, metadata=told)
 
 
-def edited(ask: Ask, dispatch: Dispatch, model: str, marks: Marks = UNMARKED) -> bytes:
+def edited(
+    ask: Ask,
+    dispatch: Dispatch,
+    model: str,
+    marks: Marks = UNMARKED,
+    *,
+    continuous: bool = False,
+) -> bytes:
     """Return the JSON to send for a request to an engine that knows the model as `model`.
 
     - `model` is the engine's name for it.
     - The output limit is the plane's, unless the caller's own is a number that is no larger.
     - A streamed chat or completion asks for usage, with the caller's other options kept; one that is
-      not streamed has no such options, since engines refuse them.
+      not streamed has no such options, since engines refuse them. `continuous`: it asks for it in each
+      frame too.
     - `priority` is ours where the engine reads it, and never the caller's, who must not raise itself
       (FAIR-4); metadata joins the caller's own.
     - A replay whose length is known makes exactly so many tokens, where the route lets us say so.
@@ -101,7 +109,7 @@ def edited(ask: Ask, dispatch: Dispatch, model: str, marks: Marks = UNMARKED) ->
         changes["model"] = name
     _limit(ask, dispatch, fields, changes)
     if ask.stream and ask.route in _WITH_OPTIONS:
-        _ask_usage(fields, changes)
+        _ask_usage(fields, changes, continuous=continuous)
     dropped = not ask.stream and fields.pop(_STREAM_OPTIONS, None) is not None
     dropped |= fields.pop(_PRIORITY, None) is not None
     _mark(ask, marks, fields, changes)
@@ -146,7 +154,7 @@ def _mark(ask: Ask, marks: Marks, fields: dict[str, Raw], changes: dict[str, Raw
         changes[_METADATA] = Raw(_encode(own | told))
 
 
-def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
+def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw], *, continuous: bool) -> None:
     """Note what must change for a stream to tell its usage; what is no object is the engine's to refuse."""
     options: dict[str, Raw] = {}
     told = fields.get(_STREAM_OPTIONS, _NULL)
@@ -155,8 +163,9 @@ def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
             options = _FIELDS.decode(told)
         except _UNREADABLE:
             return
-    if _differs(options, "include_usage", _TRUE):
-        options["include_usage"] = _TRUE
+    names = ("include_usage", "continuous_usage_stats") if continuous else ("include_usage",)
+    if any(_differs(options, name, _TRUE) for name in names):
+        options.update(dict.fromkeys(names, _TRUE))
         changes[_STREAM_OPTIONS] = Raw(_encode(options))
 
 

@@ -1,8 +1,9 @@
 """A real engine behind HTTP, any that speaks OpenAI's words: attempts over its pool, and its health.
 
 Knows no vendor: what kinds differ in is in their table. It is up once it answers `/health` (or anything
-below 500 there: not all serve it) and made a token, and down once it cannot be reached, or three probes
-in a row end otherwise.
+below 500 there: not all serve it), takes our key and made a token, and down once it cannot be reached,
+refuses the key, or three probes in a row end otherwise. Whether it takes the key, an empty request tells:
+it is refused for that, or for the key.
 """
 
 import logging
@@ -21,6 +22,7 @@ from headrace.adapters.engines.scrape import Scrape
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
+from headrace.adapters.upstream.usage import EachUsage
 from headrace.model.engine import EngineKind, Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM
@@ -36,17 +38,25 @@ from headrace.ports.upstream import (
 )
 from headrace.units import NS_PER_S, Blocks, DurationNs, InstantNs, later
 
-_log = logging.getLogger(__name__)
+LOG = "headrace.engines"
+"""Where engines are told to be ready, and why they are not."""
+_log = logging.getLogger(LOG)
 PROBE_NS = DurationNs(NS_PER_S)
 """Between two looks at an engine's health. 1 s: a dead one gets no newcomers a second later."""
+_EMPTY = b"{}"
 _EARLY_NS = DurationNs(NS_PER_S // 10)
 """By so much a look may come before its time: polls come once a second, some a little early, and one that
 is missed is a second lost."""
 _PROBE_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
-"""Probes in a row that end in an error or in silence, before an engine counts as down."""
+"""Probes in a row that end in an error or in silence, before an engine counts as down. A name that
+cannot be looked up is one of them: resolvers fail for a moment, and open connections go on."""
+DENIED_NS = DurationNs(10 * NS_PER_S)
+"""Between two looks at an engine that refuses our key. 10 s: engines count wrong keys too."""
 _AGAIN_NS = DurationNs(60 * NS_PER_S)
-_OK, _BROKEN = 200, 500
+_OK, _BROKEN, _TOO_MANY = 200, 500, 429
+_DENIED = frozenset({401, 403})
+"""Answers that blame our key, if an empty request gets them too."""
 _BLAMED = frozenset({400, 404, 413, 422})
 """Answers that blame the request: the caller gets them as they stand. Others are between us and the
 engine (its key, its limits, its bugs), and nobody else's business."""
@@ -73,11 +83,13 @@ class RemoteEngine:
         patience: Patience,
         kind: EngineKind | None = EngineKind.OPENAI,
         priority: bool = False,
+        continuous_usage: bool | None = None,
         incarnation: int = 0,
     ) -> None:
         """Know a server, not yet up; `model` is its own name of it, `incarnation` its last life.
 
         `kind` None: it is found out. `priority`: it was started to run requests by theirs.
+        `continuous_usage`: it takes `stream_options.continuous_usage_stats`; None: as its kind does.
         """
         self.name, self.pool = name, pool
         self.incarnation = Incarnation(incarnation)
@@ -87,16 +99,19 @@ class RemoteEngine:
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
-        self._kind, self._priority = kind, priority
+        self._kind, self._priority, self._continuous = kind, priority, continuous_usage
         self._probe: Fetch | Detection | None = None
         self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
+        self._doubted, self._denied = True, False  # whether our key is to be tried, and was refused
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self._scrape = Scrape(name, upstream, clock, self._loaded)
         self.tells_first = False
         """An unstreamed answer comes whole."""
         self.is_up = False
         """Whether it serves, as far as is known."""
+        self.trouble: str | None = None
+        """Why it does not serve, once that is known."""
 
     @property
     def traits(self) -> Traits:
@@ -116,12 +131,13 @@ class RemoteEngine:
         """Start an attempt."""
         flight = _Flight(self, call)
         self._flights[call.dispatch.attempt] = flight
-        ask = call.ask
+        ask, each_usage = call.ask, self._each_usage(call)
         flight.exchange = self.upstream.ask(
             ask.route,
-            self._body(call),
+            self._body(call, continuous=each_usage is EachUsage.WE),
             flight,
             hide_usage=not ask.usage_shown,
+            each_usage=each_usage,
             timeouts=self._timeouts,
             meter=call.meter,
             headers=((b"x-request-id", b"%s-%012d" % (self._mark, call.dispatch.attempt)),),
@@ -155,12 +171,9 @@ class RemoteEngine:
         now = self._clock.now()
         if self._probe is None and not self._closed:
             self._probe_at = later(now, PROBE_NS - _EARLY_NS)
-            waits = Timeouts(
-                first_byte_ns=_PROBE_WAIT_NS, deadline=later(now, DurationNs(2 * _PROBE_WAIT_NS))
-            )
             path = self.traits.health_path
             self._probe = Fetch(
-                lambda listener: self.upstream.get(path, listener, waits), self._probed
+                lambda listener: self.upstream.get(path, listener, self._waits()), self._probed
             )
 
     def close(self) -> None:
@@ -171,7 +184,18 @@ class RemoteEngine:
         self._probe, self._closed = None, True
         self.upstream.close()
 
-    def _body(self, call: Call) -> bytes:
+    def _each_usage(self, call: Call) -> EachUsage:
+        """Return who wants the usage in every frame; of several answers, each tells but its own."""
+        if call.request.fan_out != 1:
+            return EachUsage.NOBODY
+        if call.ask.each_usage_shown:
+            return EachUsage.CALLER
+        takes = self._continuous
+        if takes is None:
+            takes = self.traits.has(Feature.CONTINUOUS_USAGE)
+        return EachUsage.WE if takes and call.ask.stream else EachUsage.NOBODY
+
+    def _body(self, call: Call, *, continuous: bool) -> bytes:
         """Return what is sent: the caller's words, as this engine must be told them."""
         marks = marked(
             call.dispatch,
@@ -179,7 +203,7 @@ class RemoteEngine:
             priority=self.traits.priority if self._priority else None,
             metadata=self.traits.has(Feature.METADATA),
         )
-        return edited(call.ask, call.dispatch, self._model, marks)
+        return edited(call.ask, call.dispatch, self._model, marks, continuous=continuous)
 
     # What is found ------------------------------------------------------------------------------
 
@@ -206,7 +230,7 @@ class RemoteEngine:
         Told to have ended first, it would have the next one sent after it.
         """
         if isinstance(error, UnreachableError) and self.is_up:
-            self._fall()
+            self._fall(str(error))
         else:
             flight = self._flights.pop(attempt, None)
             if flight is not None:
@@ -215,6 +239,10 @@ class RemoteEngine:
             if isinstance(error, CutError | LostError):
                 self._look()  # one request's bad luck, or the end of them all
 
+    def doubt(self) -> None:
+        """It refused a request as if our key were wrong: ask once the next probe is over."""
+        self._doubted = True
+
     def _probed(self, answer: Answer) -> None:
         """A look at its health is over."""
         self._probe = None
@@ -222,16 +250,48 @@ class RemoteEngine:
             return  # all connections are at work: it lives
         if answer.error is None and answer.status < _BROKEN:
             self._failures = 0
-            if not self.is_up:
-                self._rise()
+            if answer.status in _DENIED:
+                self._deny(answer.status)
+            elif self._doubted or not self.is_up:
+                self._probe = Fetch(
+                    lambda listener: self.upstream.ask(
+                        Route.CHAT, _EMPTY, listener, timeouts=self._waits()
+                    ),
+                    self._keyed,
+                )
             return
         self._failures += 1
-        self.note(str(answer.error or f"its health is {answer.status}"))
+        fault = str(answer.error or f"its health is {answer.status}")
+        self.note(fault)
         if self._failures >= FAILURES or isinstance(answer.error, UnreachableError):
-            self._fall()
+            self._fall(fault)
 
-    def _rise(self) -> None:
+    def _keyed(self, answer: Answer) -> None:
+        """An empty request was refused: for its want of content, or of the right key."""
+        self._probe = None
+        if isinstance(answer.error, UnreachableError):
+            self._fall(str(answer.error))
+        elif answer.error is None and answer.status in _DENIED:
+            self._deny(answer.status)
+        elif answer.error is None and answer.status != _TOO_MANY:
+            self._doubted = self._denied = False
+            self._try()
+        elif self._denied:  # this tells nothing new
+            self._probe_at = later(self.now(), DENIED_NS)
+        else:
+            self._try()
+
+    def _deny(self, status: int) -> None:
+        self._doubted = self._denied = True
+        self._probe_at = later(self.now(), DENIED_NS)
+        fault = f"it refuses our key, with {status}: see `key_env` of its upstream"
+        self.note(fault)
+        self._fall(fault)
+
+    def _try(self) -> None:
         """It says that it is well: find out what it is, and have it make a token before it is up."""
+        if self.is_up:
+            return
         if self._kind is None:
             self._probe = Detection(self.upstream, self._clock, self._detected)
         elif self.traits.ready_by_token:
@@ -245,23 +305,25 @@ class RemoteEngine:
                 self._tasted,
             )
         else:
-            self._is_up()
+            self._rise()
 
     def _detected(self, kind: EngineKind) -> None:
         self._probe, self._kind = None, kind
         _log.info("engine %s is taken for %s", self.name, kind)
-        self._rise()
+        self._try()
 
     def _tasted(self, answer: Answer) -> None:
         """It made a token, or does not complete texts at all; else it is not ready, whatever it says."""
         self._probe = None
         if answer.error is None and answer.status < _BROKEN:
-            self._is_up()
+            self._rise()
         else:
-            self.note(f"no token yet: {answer.error or f'it answers {answer.status}'}")
+            self.trouble = f"no token yet: {answer.error or f'it answers {answer.status}'}"
+            self.note(self.trouble)
 
-    def _is_up(self) -> None:
-        self.is_up = True
+    def _rise(self) -> None:
+        self.is_up, self.trouble = True, None
+        _log.info("engine %s: ready", self.name)
         self.incarnation = Incarnation(self.incarnation + 1)
         self.tell.up(self)
 
@@ -282,12 +344,18 @@ class RemoteEngine:
             )
         )
 
-    def _fall(self) -> None:
+    def _fall(self, why: str) -> None:
+        self.trouble = why
         if not self.is_up:
             return
         self.is_up = False
         self._let_go()
         self.tell.down(self)
+
+    def _waits(self) -> Timeouts:
+        """Return how long a probe that starts now may take."""
+        end = later(self.now(), DurationNs(2 * _PROBE_WAIT_NS))
+        return Timeouts(first_byte_ns=_PROBE_WAIT_NS, deadline=end)
 
     def _let_go(self) -> None:
         """Stop every attempt and forget it; ask for no load."""
@@ -340,6 +408,8 @@ class _Flight:
             refusal = Refusal(status=self._status, body=self._body or b"")
         else:
             self._engine.note(str(error or f"it answers {self._status}"))
+            if error is None and self._status in _DENIED:
+                self._engine.doubt()
         ending = Ending(
             outcome=outcome,
             usage=result.usage,

@@ -17,6 +17,7 @@ from headrace.adapters.upstream.exchange import (
     Timeouts,
 )
 from headrace.adapters.upstream.pool import DEFAULT_LIMITS, Limits, Origin, Pool
+from headrace.adapters.upstream.usage import EachUsage
 from headrace.model.meter import Meter
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Route
@@ -66,6 +67,7 @@ class Upstream:
         listener: Listener,
         *,
         hide_usage: bool = False,
+        each_usage: EachUsage = EachUsage.NOBODY,
         timeouts: Timeouts = NO_TIMEOUTS,
         meter: Meter | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
@@ -73,7 +75,8 @@ class Upstream:
         """Ask something of a route; `body` is the request's JSON, answered with a stream if it says so.
 
         `hide_usage`: keep out of the stream what `stream_options` brought and the caller did not ask
-        for; only chat and completions have it. `meter` counts frames with content as they arrive.
+        for; only chat and completions have it. `each_usage`: who asked for it in each frame. `meter`
+        counts frames with content as they arrive, or tokens where each frame tells them.
         """
         request = Request(
             method="POST",
@@ -82,6 +85,7 @@ class Upstream:
             headers=(_JSON, _PLAIN, *headers),
             body=body,
             hide_usage=hide_usage,
+            each_usage=each_usage,
             timeouts=timeouts,
             meter=meter,
         )

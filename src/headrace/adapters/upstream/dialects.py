@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from headrace.adapters.upstream.sse import FRAME_MAX, Scanner, data_of, name_of
 from headrace.adapters.upstream.usage import (
     UNREADABLE,
+    EachUsage,
     MessageUsage,
     completion_usage,
     message_usage,
@@ -29,6 +30,7 @@ LAST_MAX = 1_048_576
 repeating all of the answer. 1 MiB: 100,000 tokens; beyond it the usage is not known."""
 
 _NULL_LAST = b',"usage":null}\n\n'
+_TOLD_LAST = b',"usage":{'
 _USUAL_LINES = 2
 _NAMED_LINES = 3
 _TYPE = re.compile(rb'^data: ?\{\s*"type":\s*"([^"\\]*)"', re.MULTILINE)
@@ -36,16 +38,20 @@ _TYPE = re.compile(rb'^data: ?\{\s*"type":\s*"([^"\\]*)"', re.MULTILINE)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 
 
-def scanner_for(route: Route, *, hide_usage: bool = False) -> Scanner:
+def scanner_for(
+    route: Route, *, hide_usage: bool = False, each_usage: EachUsage = EachUsage.NOBODY
+) -> Scanner:
     """Return what reads a stream of a route.
 
-    `hide_usage`: the caller of a chat or completion did not ask for usage; for others it is nothing.
+    `hide_usage`: the caller of a chat or completion did not ask for usage; `each_usage`: who asked for
+    it in each frame. For other routes both are nothing.
     """
     if route is Route.MESSAGES:
         return Messages()
     if route is Route.RESPONSES:
         return Responses()
-    return Completions(hide_usage=hide_usage)
+    kind = Continuous if each_usage is EachUsage.WE else Completions
+    return kind(hide_usage=hide_usage)
 
 
 # Chat and completions ---------------------------------------------------------------------------
@@ -138,6 +144,39 @@ class Completions(Scanner):
         others = [line for line in lines if not line.startswith(b"data:")]
         others.append(b"data: " + msgspec.json.encode(fields))
         return (b"\r\n" if ends.startswith(b"\r") else b"\n").join(others) + ends
+
+
+class Continuous(Completions):
+    """Those that tell the usage so far in each frame, which only we asked for."""
+
+    __slots__ = ()
+
+    def _without_null(self, frame: bytes) -> bytes:
+        return self._without_told(frame) or super()._without_null(frame)
+
+    def _without_told(self, frame: bytes) -> bytes:
+        """Return what goes on of a usual frame that tells its usage last; nothing, if it is another.
+
+        Only the outermost object's usage can be whole without that object's brace.
+        """
+        start = frame.rfind(_TOLD_LAST)
+        if (
+            start < 0
+            or not frame.endswith(b"}}\n\n")
+            or frame.count(b'"usage"') != 1
+            or b'"choices":[{' not in frame
+            or len(frame) > FRAME_MAX + 1
+        ):
+            return b""
+        usage = completion_usage(Raw(frame[start + len(_TOLD_LAST) - 1 : -3]))
+        if usage is None:
+            return b""
+        self.usage = usage
+        return frame[:start] + b"}\n\n"
+
+    def _note_usage(self, fields: dict[str, Raw]) -> bool:
+        hidden = super()._note_usage(fields)
+        return hidden or (_is_told(fields, "usage") and not _is_bare(fields))
 
 
 # Messages and responses -------------------------------------------------------------------------

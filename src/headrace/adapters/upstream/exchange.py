@@ -11,10 +11,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from headrace.adapters.upstream.connection import Connection
+from headrace.adapters.upstream.counting import ByUsage
 from headrace.adapters.upstream.dialects import scanner_for
 from headrace.adapters.upstream.response import Headers, Response
 from headrace.adapters.upstream.sse import Scanner
-from headrace.adapters.upstream.usage import usage_of
+from headrace.adapters.upstream.usage import EachUsage, usage_of
 from headrace.adapters.upstream.watch import Watch
 from headrace.model.engine import Usage
 from headrace.model.meter import Meter
@@ -69,6 +70,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Whose words the answer uses; `path` is where it is asked for."""
     hide_usage: bool = False
     """We asked for usage in the stream and the caller did not: keep it out of the frames."""
+    each_usage: EachUsage = EachUsage.NOBODY
+    """Who asked for it in each frame: then tokens are counted by it, not frames."""
     answer_limit: int = ANSWER_MAX
     """Bytes of an answer without frames, at most."""
     timeouts: Timeouts = NO_TIMEOUTS
@@ -141,10 +144,10 @@ class Exchange:
     """One request and its answer."""
 
     __slots__ = (
-        "_answer", "_answer_left", "_clock", "_connect_ns", "_connection", "_heard", "_hide_usage",
-        "_keeper", "_listener", "_meter", "_over", "_queue", "_response", "_result", "_resuming",
-        "_reused", "_route", "_scanner", "_silent", "_timeouts", "_usage", "_watch", "_wire",
-        "attempts", "paused_since", "queued",
+        "_answer", "_answer_left", "_clock", "_connect_ns", "_connection", "_each_usage", "_heard",
+        "_hide_usage", "_keeper", "_listener", "_meter", "_over", "_queue", "_response", "_result",
+        "_resuming", "_reused", "_route", "_scanner", "_silent", "_timeouts", "_usage", "_watch",
+        "_wire", "attempts", "paused_since", "queued",
     )  # fmt: skip
 
     def __init__(
@@ -160,8 +163,10 @@ class Exchange:
         """Wait to be started; `head` is the request's, ready to be sent."""
         self._listener, self._keeper, self._clock = listener, keeper, clock
         self._wire = (head, request.body)
-        self._timeouts, self._meter = request.timeouts, request.meter
+        self._timeouts = request.timeouts
+        self._meter: Meter | ByUsage | None = request.meter
         self._route, self._hide_usage = request.route, request.hide_usage
+        self._each_usage = request.each_usage
         self._answer: list[bytes] = []  # what came of an answer without frames
         self._answer_left = request.answer_limit
         self._usage: Usage | None = None  # what such an answer told
@@ -283,7 +288,11 @@ class Exchange:
         """The head is known."""
         headers = self._response.headers
         if any(n == b"content-type" and _is_events(value) for n, value in headers):
-            self._scanner = scanner_for(self._route, hide_usage=self._hide_usage)
+            self._scanner = scanner_for(
+                self._route, hide_usage=self._hide_usage, each_usage=self._each_usage
+            )
+            if self._each_usage is not EachUsage.NOBODY and isinstance(self._meter, Meter):
+                self._meter = ByUsage(self._meter, self._scanner)
         else:
             self._progress(now)
         self._listener.on_head(self._response.status, headers)

@@ -7,6 +7,7 @@ connection itself.
 
 import asyncio
 import errno
+import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
@@ -16,7 +17,13 @@ from msgspec import Struct
 from headrace.adapters.upstream.connection import Connection
 from headrace.adapters.upstream.exchange import Exchange, Listener, Request
 from headrace.ports.clock import Clock, Timer
-from headrace.ports.upstream import LostError, PoolFullError, UnreachableError, UpstreamError
+from headrace.ports.upstream import (
+    LostError,
+    PoolFullError,
+    UnreachableError,
+    UnresolvedError,
+    UpstreamError,
+)
 from headrace.units import NS_PER_S, DurationNs, later
 
 _OURS = {b"host", b"content-length", b"connection", b"transfer-encoding", b"expect", b"upgrade"}
@@ -247,9 +254,11 @@ class Pool:
 
 
 def _unmade(error: OSError | UnicodeError) -> UpstreamError:
-    """Return why there is no connection: what this machine ran out of says nothing of the server."""
+    """Return why there is no connection: what this machine or a resolver lacks is not the server's."""
     if isinstance(error, OSError) and error.errno in _SHORT:
         return PoolFullError(f"none can be made here: {error!r}")
+    if isinstance(error, socket.gaierror):
+        return UnresolvedError(f"no address: {error!r}")
     return UnreachableError(f"no connection: {error!r}")
 
 

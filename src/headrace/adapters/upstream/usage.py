@@ -1,9 +1,11 @@
 """What usage does an answer tell? Each route's own words, in one record.
 
 `Usage.input_tokens` is all of the input. OpenAI's words count it so; Anthropic's count apart what came
-from the prefix cache and what went into it. Only what is asked for is decoded: the rest is skipped.
+from the prefix cache and what went into it, and vLLM uses them but counts it all in. Only what is
+asked for is decoded: the rest is skipped.
 """
 
+from enum import Enum, auto
 from typing import Annotated
 
 import msgspec
@@ -15,6 +17,16 @@ from headrace.units import Tokens
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding may raise on bytes that are not ours."""
+
+
+class EachUsage(Enum):
+    """Who asked for the usage so far in each frame of a stream of chat or completions?"""
+
+    NOBODY = auto()
+    CALLER = auto()
+    WE = auto()
+    """It is kept out of the stream, but for the last."""
+
 
 _Count = Annotated[int, Meta(ge=0)]
 
@@ -54,13 +66,18 @@ class MessageUsage(Struct, gc=False):
     output_tokens: _Count | None = None
 
     def usage(self) -> Usage | None:
-        """Return the usage, or None while input or output are not known."""
+        """Return the usage, or None while input or output are not known.
+
+        Anthropic always tells what went into the cache, vLLM never does: with that told, or with more
+        cached than there is input, what was cached is not among the input.
+        """
         if self.input_tokens is None or self.output_tokens is None:
             return None
         cached = self.cache_read_input_tokens or 0
-        made = self.cache_creation_input_tokens or 0
+        made = self.cache_creation_input_tokens
+        apart = made is not None or cached > self.input_tokens
         return Usage(
-            input_tokens=Tokens(self.input_tokens + cached + made),
+            input_tokens=Tokens(self.input_tokens + (cached + (made or 0) if apart else 0)),
             cached_tokens=Tokens(cached),
             output_tokens=Tokens(self.output_tokens),
         )

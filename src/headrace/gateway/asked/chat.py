@@ -6,14 +6,11 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked.fields import (
-    Choices,
+    Choosing,
     Count,
-    Format,
-    Model,
-    Priority,
-    StreamOptions,
     cap,
     is_structured,
+    shows_each_usage,
     shows_usage,
 )
 from headrace.gateway.asked.parts import Content, add
@@ -30,20 +27,12 @@ class Message(Struct):
     tool_calls: Raw = Raw()
 
 
-class Chat(Struct):
+class Chat(Choosing, kw_only=True):
     """A chat request, as far as it matters here."""
 
-    model: Model
     messages: Annotated[list[Message], Meta(min_length=1)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    n: Choices | None = None
     tools: Raw = Raw()
-    response_format: Format | None = None
-    priority: Priority | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Chat).decode
@@ -68,6 +57,7 @@ def read(content: bytes) -> Asked:
         model=body.model,
         stream=bool(body.stream),
         usage_shown=shows_usage(body.stream_options),
+        each_usage_shown=shows_each_usage(body.stream_options),
         output_cap=cap(body.max_completion_tokens, body.max_tokens),
         fan_out=body.n or 1,
         cache_salt=body.cache_salt or "",

@@ -1,17 +1,14 @@
 """Completions of bare text."""
 
 import msgspec
-from msgspec import Struct
 
 from headrace.gateway.asked.fields import (
     Choices,
+    Choosing,
     Count,
-    Format,
-    Model,
-    Priority,
-    StreamOptions,
     cap,
     is_structured,
+    shows_each_usage,
     shows_usage,
 )
 from headrace.gateway.asked.result import Asked
@@ -23,19 +20,12 @@ _CAP = 16
 """The cap where none is told; an explicit null is none."""
 
 
-class Completion(Struct):
+class Completion(Choosing, kw_only=True):
     """A completion request, as far as it matters here."""
 
-    model: Model
     prompt: Prompts
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: Count | None = _CAP
-    n: Choices | None = None
     best_of: Choices | None = None
-    response_format: Format | None = None
-    priority: Priority | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Completion).decode
@@ -50,6 +40,7 @@ def read(content: bytes) -> Asked:
         model=body.model,
         stream=bool(body.stream),
         usage_shown=shows_usage(body.stream_options),
+        each_usage_shown=shows_each_usage(body.stream_options),
         output_cap=cap(body.max_tokens),
         fan_out=gathered.count * max(body.n or 1, body.best_of or 1),
         cache_salt=body.cache_salt or "",

@@ -1,22 +1,19 @@
 """Embeddings: prompts without answers."""
 
 import msgspec
-from msgspec import Struct
 
-from headrace.gateway.asked.fields import Model, Priority
+from headrace.gateway.asked.fields import Body, Priority
 from headrace.gateway.asked.result import Asked
 from headrace.gateway.asked.several import Prompts, gather
 from headrace.ports.engine import Route
 from headrace.units import Tokens
 
 
-class Embedding(Struct):
+class Embedding(Body, kw_only=True):
     """A request for embeddings, as far as it matters here."""
 
-    model: Model
     input: Prompts
     priority: Priority | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Embedding).decode

@@ -16,6 +16,7 @@ class StreamOptions(Struct, gc=False):
     """How the answer is streamed."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Format(Struct, gc=False):
@@ -24,9 +25,42 @@ class Format(Struct, gc=False):
     type: str | None = None
 
 
+class Body(Struct, kw_only=True):
+    """A request, as far as it matters here."""
+
+    model: Model
+    cache_salt: str | None = None
+
+
+class Answered(Body, kw_only=True):
+    """One whose answer may come as a stream."""
+
+    stream: bool | None = None
+
+
+class Ranked(Answered, kw_only=True):
+    """One that may say how soon it is wanted."""
+
+    priority: Priority | None = None
+
+
+class Choosing(Ranked, kw_only=True):
+    """One for a number of answers to choose from."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    response_format: Format | None = None
+
+
 def shows_usage(options: StreamOptions | None) -> bool:
     """Return whether a stream is to end with its usage."""
     return options is not None and bool(options.include_usage)
+
+
+def shows_each_usage(options: StreamOptions | None) -> bool:
+    """Return whether each frame of a stream is to tell the usage so far."""
+    return shows_usage(options) and options is not None and bool(options.continuous_usage_stats)
 
 
 def is_structured(form: Format | None) -> bool:

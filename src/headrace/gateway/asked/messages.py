@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
-from headrace.gateway.asked.fields import Count, Model, cap
+from headrace.gateway.asked.fields import Answered, Count, cap
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
 from headrace.ports.engine import Route
@@ -49,16 +49,13 @@ class Message(Struct):
     content: Content = None
 
 
-class Request(Struct):
+class Request(Answered, kw_only=True):
     """A request for a message, as far as it matters here."""
 
-    model: Model
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_tokens: Count
     system: Content = None
     tools: Raw = Raw()
-    stream: bool | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Request).decode

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.gateway.asked.fields import Count, Format, Model, Priority, cap, is_structured
+from headrace.gateway.asked.fields import Count, Format, Ranked, cap, is_structured
 from headrace.gateway.asked.parts import Content, Part, add, add_part
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
@@ -29,19 +29,15 @@ class Text(Struct, gc=False):
     format: Format | None = None
 
 
-class Response(Struct):
+class Response(Ranked, kw_only=True):
     """A request for a response, as far as it matters here."""
 
-    model: Model
     input: str | list[Item]
     instructions: str | None = None
     tools: Raw = Raw()
     previous_response_id: str | None = None
-    stream: bool | None = None
     max_output_tokens: Count | None = None
     text: Text | None = None
-    priority: Priority | None = None
-    cache_salt: str | None = None
 
 
 _DECODE = msgspec.json.Decoder(Response).decode

@@ -37,6 +37,8 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """By how many that may be short."""
     longest: Tokens
     """Tokens of the longest single prompt: what the model's context must hold."""
+    each_usage_shown: bool = False
+    """It is to see it in each frame."""
     has_tools: bool = False
     structured: bool = False
     """The answer must follow a schema or be JSON."""
