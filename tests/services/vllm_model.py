@@ -6,9 +6,9 @@ PYTHON is that of vLLM's environment, which has torch and transformers. Same see
 library: same model. What it says has no meaning; how long it takes is that of a trained one.
 """
 
-import glob
 import sys
 import sysconfig
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -50,7 +50,8 @@ def byte_bpe(out: str) -> PreTrainedTokenizerFast:
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tok.train(sorted(glob.glob(sysconfig.get_path("stdlib") + "/*.py")), trainer)
+    texts = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    tok.train(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tok, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
