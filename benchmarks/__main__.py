@@ -21,7 +21,7 @@ from benchmarks import harness
 
 REGISTRY = (
     "decision", "metrics", "simspeed", "overload", "fairwait", "swarm", "soak", "gateway", "parity",
-    "live_overload",
+    "live_overload", "vllm",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 

@@ -156,7 +156,7 @@ def model_folder(home: Path, size: str = MODEL) -> Path:
 
 def start(home: Path, flags: Sequence[str], *, size: str = MODEL) -> VllmServer:
     """Start one with flags, ready to answer, in the environment at `home`."""
-    port = _free_port()
+    port = free_port()
     command = [str(home / "bin" / "python"), "-c", _SERVE, "--model", str(model_folder(home, size))]
     command += ["--served-model-name", size, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "bfloat16", "--enforce-eager", *flags]
@@ -210,7 +210,8 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody has just now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]

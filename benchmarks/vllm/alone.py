@@ -1,0 +1,158 @@
+"""How fast is this vLLM alone? And the hardware profile which that comes to."""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from itertools import count
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.vllm import plan
+from headrace.load.caller import Answer, Place, ask
+from headrace.load.openloop import Target, encoded
+from headrace.model.profile import DecodeFit, MixedFit, Profile
+from headrace.units import DurationNs, Tokens, to_ms
+from tests.services.vllm import VllmServer
+
+_LENGTHS = (32, 64, 112, 192)
+_BATCHES = (1, 8, 16, 32)
+_TTFT_TIMES, _TPOT_TIMES = 5.0, 3.0
+_STREAM_TOKENS = 48
+_KV_BYTES = 23_040
+"""Of a token: 30 layers, keys and values, 3 heads of 64 numbers of 2 bytes."""
+_NUMBERS = count()
+
+
+class Alone(Struct, frozen=True, kw_only=True):
+    """What was measured, all of it by callers over loopback, medians."""
+
+    ttft_ms: dict[int, float]
+    """By tokens of the prompt, as the gateway estimates them, nobody else there."""
+    tpot_ms: dict[int, float]
+    """By streams at once, with prompts of the middle length."""
+    ttft_bound_ms: float
+    tpot_bound_ms: float
+    capacity_rps: float
+    """Answers per second with every slot always busy."""
+    profile: Profile
+
+
+def measured(server: VllmServer, *, quick: bool) -> Alone:
+    """Measure an idle vLLM: some two minutes, or half of one."""
+    return asyncio.run(_measured(place_of(server), quick))
+
+
+def place_of(server: VllmServer) -> Place:
+    """Return where a server's API is."""
+    at = urlsplit(server.base)
+    assert at.hostname is not None
+    assert at.port is not None
+    return Place(host=at.hostname, port=at.port)
+
+
+async def _measured(place: Place, quick: bool) -> Alone:
+    times = 3 if quick else 9
+    await _one(place, plan.middle(plan.PROMPTS), 8)  # whatever is made on first use is made
+    ttft = {length: await _first(place, length, times) for length in _LENGTHS}
+    tpot = {batch: await _per_token(place, batch) for batch in _BATCHES}
+    capacity = await _capacity(place, 8.0 if quick else 30.0)
+    usual = ttft[plan.middle(plan.PROMPTS)]
+    tpot_bound = _TPOT_TIMES * tpot[1]
+    return Alone(
+        ttft_ms=ttft,
+        tpot_ms=tpot,
+        ttft_bound_ms=_TTFT_TIMES * usual,
+        tpot_bound_ms=tpot_bound,
+        capacity_rps=capacity,
+        profile=profile(ttft, tpot, tpot_bound),
+    )
+
+
+async def _one(place: Place, prompt: int, output: int) -> Answer:
+    """Ask vLLM itself for exactly so many tokens."""
+    row = plan.row(0, prompt, output)
+    target = Target(
+        place=place, model=plan.SIZE, keys={}, gap_ns=lambda _: DurationNs(0), salt="alone"
+    )
+    body = msgspec.json.decode(encoded(row, target, next(_NUMBERS)))
+    exact = msgspec.json.encode(body | {"ignore_eos": True, "min_tokens": output})
+    answer = await ask(place, exact, {}, gap_bound_ns=DurationNs(0), patience_s=120.0)
+    assert answer.complete, answer
+    return answer
+
+
+async def _first(place: Place, prompt: int, times: int) -> float:
+    """Return the usual time to the first token of a prompt, in ms."""
+    took = [(await _one(place, prompt, 1)).ttft_ns for _ in range(times)]
+    return statistics.median(to_ms(one) for one in took if one is not None)
+
+
+async def _per_token(place: Place, batch: int) -> float:
+    """Return the usual time per token with so many streams at once, in ms.
+
+    The streams start together; the prefills of the last run beside the decodes of the first, so what
+    a larger batch costs is rather over- than understated.
+    """
+    prompt = plan.middle(plan.PROMPTS)
+    answers = await asyncio.gather(*[_one(place, prompt, _STREAM_TOKENS) for _ in range(batch)])
+    return statistics.median(tpot_ms(answer) for answer in answers)
+
+
+def tpot_ms(answer: Answer) -> float:
+    """Return the mean time per token after the first, in ms."""
+    first, last = answer.timing.first_at, answer.timing.last_at
+    assert first is not None
+    assert last is not None
+    return to_ms(last - first) / max(1, (answer.output_tokens or 1) - 1)
+
+
+async def _capacity(place: Place, duration_s: float) -> float:
+    """Return answers per second while each of as many callers as there are slots asks again at once."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    rows = iter(plan.trace(100.0, 1_000.0, seed=0))
+    done = 0
+
+    async def caller() -> None:
+        nonlocal done
+        while loop.time() < began + duration_s:
+            row = next(rows)
+            await _one(place, row.input_tokens, row.output_tokens)
+            done += 1
+
+    await asyncio.gather(*[caller() for _ in range(plan.SLOTS)])
+    return done / (loop.time() - began)
+
+
+def profile(ttft_ms: dict[int, float], tpot_ms: dict[int, float], tpot_bound_ms: float) -> Profile:
+    """Return the hardware profile that the measured times come to.
+
+    Decode: least squares a + c*D over batches. Mixed: least squares a + b*T over prompts that are a
+    step each, HTTP and tokenizing included, which callers wait for as well; decodes beside them cost
+    what they cost alone. Costs by context are within c and b: contexts here are short and alike.
+    """
+    a, c = line(list(tpot_ms), list(tpot_ms.values()))
+    mixed_a, b = line(list(ttft_ms), list(ttft_ms.values()))
+    holding = [batch for batch, ms in tpot_ms.items() if ms <= tpot_bound_ms]
+    return Profile(
+        name="measured",
+        source="Measured by benchmarks/vllm on the machine it ran on, just before use.",
+        hardware="CPU",
+        model=plan.SIZE,
+        kv_bytes_per_token=_KV_BYTES,
+        kv_capacity_tokens=Tokens(plan.BLOCKS * plan.BLOCK_TOKENS),
+        max_running=plan.SLOTS,
+        token_budget=plan.BUDGET,
+        reference_batch=max(holding),
+        reference_context=Tokens(plan.middle(plan.PROMPTS) + plan.middle(plan.OUTPUTS) // 2),
+        decode=DecodeFit(a_ms=a, c_ms=c, d_ms=0),
+        mixed=MixedFit(a_ms=mixed_a, knee=0, b_ms=b, c_ms=c, d_ms=0, e_ms=0),
+    )
+
+
+def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the least-squares line, neither below a thousandth of a ms."""
+    slope, intercept = statistics.linear_regression(xs, ys)
+    return max(1e-3, intercept), max(1e-3, slope)
