@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness import Claim, Result, at_least
 from benchmarks.vllm.alone import Alone, measured
 from benchmarks.vllm.behind import Run, offered
-from benchmarks.vllm.plan import OVERLOAD, SERVER_FLAGS, SIZE
+from benchmarks.vllm.plan import OVERLOAD, SERVER_FLAGS, SIZE, SLOTS
 from tests.services import vllm
 
 REPEATS, QUICK_REPEATS = 3, 1
@@ -72,7 +72,8 @@ def told(alone: Alone) -> str:
         f"         per token in ms: {steps}\n"
         f"         bounds: first token {alone.ttft_bound_ms:.0f} ms, per token"
         f" {alone.tpot_bound_ms:.0f} ms\n"
-        f"         capacity {alone.capacity_rps:.2f}/s; offered {OVERLOAD:g} times that"
+        f"         sent at once {alone.profile.max_running} of vLLM's {SLOTS} slots;"
+        f" capacity {alone.capacity_rps:.2f}/s; offered {OVERLOAD:g} times that"
     )
 
 

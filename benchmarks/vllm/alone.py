@@ -1,9 +1,10 @@
 """How fast is this vLLM alone? And the hardware profile which that comes to."""
 
 import asyncio
+import re
 import statistics
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, cycle
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +24,7 @@ _STREAM_TOKENS = 48
 _KV_BYTES = 23_040
 """Of a token: 30 layers, keys and values, 3 heads of 64 numbers of 2 bytes."""
 _NUMBERS = count()
+_MADE = re.compile(rb"^vllm:generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 class Alone(Struct, frozen=True, kw_only=True):
@@ -41,7 +43,7 @@ class Alone(Struct, frozen=True, kw_only=True):
 
 def measured(server: VllmServer, *, quick: bool) -> Alone:
     """Measure an idle vLLM: some two minutes, or half of one."""
-    return asyncio.run(_measured(place_of(server), quick))
+    return asyncio.run(_measured(server, quick))
 
 
 def place_of(server: VllmServer) -> Place:
@@ -52,12 +54,13 @@ def place_of(server: VllmServer) -> Place:
     return Place(host=at.hostname, port=at.port)
 
 
-async def _measured(place: Place, quick: bool) -> Alone:
-    times = 3 if quick else 9
+async def _measured(server: VllmServer, quick: bool) -> Alone:
+    place = place_of(server)
+    times = 5 if quick else 11
     await _one(place, plan.middle(plan.PROMPTS), 8)  # whatever is made on first use is made
     ttft = {length: await _first(place, length, times) for length in _LENGTHS}
     tpot = {batch: await _per_token(place, batch) for batch in _BATCHES}
-    capacity = await _capacity(place, 8.0 if quick else 30.0)
+    capacity = await _capacity(server, place, *((6.0, 8.0) if quick else (10.0, 30.0)))
     usual = ttft[plan.middle(plan.PROMPTS)]
     tpot_bound = _TPOT_TIMES * tpot[1]
     return Alone(
@@ -108,25 +111,39 @@ def tpot_ms(answer: Answer) -> float:
     return to_ms(last - first) / max(1, (answer.output_tokens or 1) - 1)
 
 
-async def _capacity(place: Place, duration_s: float) -> float:
-    """Return answers per second while each of as many callers as there are slots asks again at once."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    rows = iter(plan.trace(100.0, 1_000.0, seed=0))
-    done = 0
+async def _capacity(server: VllmServer, place: Place, warm_s: float, duration_s: float) -> float:
+    """Return answers per second while each of as many callers as there are slots asks again at once.
+
+    By vLLM's own count of tokens, over the mean length, from when the callers are out of step.
+    """
+    rows = cycle(plan.trace(10.0, 100.0, seed=0))
 
     async def caller() -> None:
-        nonlocal done
-        while loop.time() < began + duration_s:
+        while True:
             row = next(rows)
             await _one(place, row.input_tokens, row.output_tokens)
-            done += 1
 
-    await asyncio.gather(*[caller() for _ in range(plan.SLOTS)])
-    return done / (loop.time() - began)
+    callers = [asyncio.create_task(caller()) for _ in range(plan.SLOTS)]
+    await asyncio.sleep(warm_s)
+    loop = asyncio.get_running_loop()
+    began, before = loop.time(), await _made(server)
+    await asyncio.sleep(duration_s)
+    made, took = await _made(server) - before, loop.time() - began
+    for one in callers:
+        one.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    return made / took / plan.middle(plan.OUTPUTS)
 
 
-def profile(ttft_ms: dict[int, float], tpot_ms: dict[int, float], tpot_bound_ms: float) -> Profile:
+async def _made(server: VllmServer) -> float:
+    """Return the tokens that vLLM made since its start."""
+    page = await asyncio.to_thread(server.get, "/metrics")
+    found = _MADE.search(page)
+    assert found, "vLLM does not tell its tokens"
+    return float(found[1])
+
+
+def profile(ttft_ms: dict[int, float], tpot_ms: dict[int, float], bound_ms: float) -> Profile:
     """Return the hardware profile that the measured times come to.
 
     Decode: least squares a + c*D over batches. Mixed: least squares a + b*T over prompts that are a
@@ -135,7 +152,7 @@ def profile(ttft_ms: dict[int, float], tpot_ms: dict[int, float], tpot_bound_ms:
     """
     a, c = line(list(tpot_ms), list(tpot_ms.values()))
     mixed_a, b = line(list(ttft_ms), list(ttft_ms.values()))
-    holding = [batch for batch, ms in tpot_ms.items() if ms <= tpot_bound_ms]
+    streams = holding(a, b, c, bound_ms)
     return Profile(
         name="measured",
         source="Measured by benchmarks/vllm on the machine it ran on, just before use.",
@@ -143,13 +160,24 @@ def profile(ttft_ms: dict[int, float], tpot_ms: dict[int, float], tpot_bound_ms:
         model=plan.SIZE,
         kv_bytes_per_token=_KV_BYTES,
         kv_capacity_tokens=Tokens(plan.BLOCKS * plan.BLOCK_TOKENS),
-        max_running=plan.SLOTS,
+        max_running=streams,
         token_budget=plan.BUDGET,
-        reference_batch=max(holding),
+        reference_batch=streams,
         reference_context=Tokens(plan.middle(plan.PROMPTS) + plan.middle(plan.OUTPUTS) // 2),
         decode=DecodeFit(a_ms=a, c_ms=c, d_ms=0),
         mixed=MixedFit(a_ms=mixed_a, knee=0, b_ms=b, c_ms=c, d_ms=0, e_ms=0),
     )
+
+
+def holding(a: float, b: float, c: float, bound_ms: float) -> int:
+    """Return how many streams at once hold a time per token, each replaced by a newcomer as it ends.
+
+    D streams see D prompts prefilled in the time of one answer: per token a + c*D + b*prompt*D/output.
+    vLLM itself takes as many as it has slots; that the gateway sends no more is what holds the bound.
+    """
+    prompt, output = plan.middle(plan.PROMPTS), plan.middle(plan.OUTPUTS)
+    most = int((bound_ms - a) / (c + b * prompt / output))
+    return min(plan.SLOTS, max(1, most))
 
 
 def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

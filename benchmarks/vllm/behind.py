@@ -121,10 +121,11 @@ async def _offer(rows: list[TraceRow], port: int, told: Replay, seed: int) -> No
 
 
 def _class(alone: Alone) -> ClassSpec:
+    """Return what is promised: first token and mean time per token, and no gap below a whole step."""
     return ClassSpec(
         name=CLASS,
         ttft_ms=alone.ttft_bound_ms,
-        itl_ms=alone.tpot_bound_ms,
+        itl_ms=max(alone.tpot_bound_ms, step_ms(alone)),
         tpot_ms=alone.tpot_bound_ms,
     )
 
@@ -143,15 +144,15 @@ def config(server: VllmServer, alone: Alone) -> dict[str, object]:
             ],
             "classes": [msgspec.to_builtins(_class(alone))],
             "tenants": [{"name": TENANT}],
-            "window": {"prefill_ms": window_ms(alone)},
+            "window": {"prefill_ms": step_ms(alone)},
         },
         "upstreams": [{"url": server.base, "pool": "cpu", "kind": "vllm", "priority": True}],
         "server": {"trusted_replay": True, "drain_s": 0},
     }
 
 
-def window_ms(alone: Alone) -> float:
-    """Return the prefill to have in flight: a step of the whole budget, as the gateway asks for."""
+def step_ms(alone: Alone) -> float:
+    """Return the time of a step of the whole budget; so much prefill is in flight, as is asked for."""
     fit = alone.profile.mixed
     return math.ceil(fit.a_ms + fit.b_ms * plan.BUDGET + fit.c_ms * plan.SLOTS)
 
