@@ -56,9 +56,9 @@ def place_of(server: VllmServer) -> Place:
 
 async def _measured(server: VllmServer, quick: bool) -> Alone:
     place = place_of(server)
-    times = 5 if quick else 11
+    times = 5 if quick else 15
     await _one(place, plan.middle(plan.PROMPTS), 8)  # whatever is made on first use is made
-    ttft = {length: await _first(place, length, times) for length in _LENGTHS}
+    ttft = await _first(place, times)
     tpot = {batch: await _per_token(place, batch) for batch in _BATCHES}
     capacity = await _capacity(server, place, *((6.0, 8.0) if quick else (10.0, 30.0)))
     usual = ttft[plan.middle(plan.PROMPTS)]
@@ -86,10 +86,18 @@ async def _one(place: Place, prompt: int, output: int) -> Answer:
     return answer
 
 
-async def _first(place: Place, prompt: int, times: int) -> float:
-    """Return the usual time to the first token of a prompt, in ms."""
-    took = [(await _one(place, prompt, 1)).ttft_ns for _ in range(times)]
-    return statistics.median(to_ms(one) for one in took if one is not None)
+async def _first(place: Place, times: int) -> dict[int, float]:
+    """Return the usual time to the first token in ms, by length of the prompt.
+
+    Lengths take turns, so that what disturbs this machine for a while disturbs them alike.
+    """
+    took: dict[int, list[float]] = {length: [] for length in _LENGTHS}
+    for _ in range(times):
+        for length, seen in took.items():
+            first = (await _one(place, length, 1)).ttft_ns
+            assert first is not None
+            seen.append(to_ms(first))
+    return {length: statistics.median(seen) for length, seen in took.items()}
 
 
 async def _per_token(place: Place, batch: int) -> float:

@@ -130,7 +130,7 @@ def _class(alone: Alone) -> ClassSpec:
     )
 
 
-def config(server: VllmServer, alone: Alone) -> dict[str, object]:
+def config(base: str, alone: Alone) -> dict[str, object]:
     """Return the gateway's configuration: what was measured, and else what it comes with."""
     return {
         "deployment": {
@@ -146,7 +146,7 @@ def config(server: VllmServer, alone: Alone) -> dict[str, object]:
             "tenants": [{"name": TENANT}],
             "window": {"prefill_ms": step_ms(alone)},
         },
-        "upstreams": [{"url": server.base, "pool": "cpu", "kind": "vllm", "priority": True}],
+        "upstreams": [{"url": base, "pool": "cpu", "kind": "vllm", "priority": True}],
         "server": {"trusted_replay": True, "drain_s": 0},
     }
 
@@ -162,7 +162,7 @@ def _gateway(server: VllmServer, alone: Alone, *, observe: bool) -> Iterator[int
     """Run `headrace serve`; yield its port once its engine is up."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "headrace.json"
-        file.write_text(json.dumps(config(server, alone)), encoding="utf-8")
+        file.write_text(json.dumps(config(server.base, alone)), encoding="utf-8")
         port = free_port()
         command = serve_command(file, port) + (["--observe"] if observe else [])
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 - our own command

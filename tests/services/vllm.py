@@ -57,8 +57,6 @@ _QUIET = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # For /abort_requests.
-    "VLLM_SERVER_DEV_MODE": "1",
 }
 SHARED_FLAGS = (
     *("--max-model-len", str(CONTEXT)),
@@ -68,6 +66,7 @@ SHARED_FLAGS = (
     *("--max-num-queued-reqs", str(QUEUE_BOUND)),
     *("--scheduling-policy", "priority"),
     "--enable-prompt-tokens-details",
+    "--enable-scale-out",  # opens /inference/v1/abort_requests
 )
 
 

@@ -155,7 +155,7 @@ _VLLM = Traits(
     cache_info=CacheInfo("cache_config_info", "block_size", "num_gpu_blocks"),
     expected=_LOAD_AND_KV,
     priority=Priority(lower_first=True),
-    abort=Abort(path="/abort_requests", field="request_ids", listed=True),
+    abort=Abort(path="/inference/v1/abort_requests", field="request_ids", listed=True),
     keeps_order=True,
     preemption=(Preemption.RECOMPUTE,),
     tokenize=Tokenize(text="prompt", count="count", chats=True),
