@@ -9,13 +9,16 @@ UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
 
-# Benchmark clients of others have an environment each, made on first use or named by a variable.
+# Others' benchmark clients, and a real vLLM, have an environment each, made on first use or named by a
+# variable. That of vLLM is locked for this Python, on Linux.
 AIPERF := $(or $(HEADRACE_AIPERF),build/aiperf)
 VLLM   := $(or $(HEADRACE_VLLM),build/vllm)
+VLLM_PYTHON ?= python3.11
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo local test test-engines test-judges check lint types imports tidy bench lock clean
+.PHONY: help demo local test test-engines test-vllm test-judges check lint types imports tidy bench lock \
+	clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +62,18 @@ test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRAC
 	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
 		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
 
+$(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
+	"$(VLLM_PYTHON)" -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --no-cache-dir --no-deps -r requirements/vllm-torch.txt
+	$(VLLM)/bin/python -m pip install -q --no-cache-dir --no-deps --require-hashes -r requirements/vllm.lock
+	$(VLLM)/bin/python -c "import torch; v = torch.__version__; assert v.endswith('+cpu'), v"
+	@touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.stamp ## Run the tests that need a real vLLM; installs it, 2 GB, on first use
+	HEADRACE_VLLM="$(abspath $(VLLM))" \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}vllm \
+		$(BIN)/python -m pytest -m vllm
+
 # Most of what aiperf brings is for what is not asked of it here; pip resolves nothing.
 $(AIPERF)/.stamp: requirements/aiperf.lock
 	@$(need_python)
@@ -99,8 +114,10 @@ lock: ## Pin what requirements/*.in name (UPGRADE=1: to the newest)
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/dev.in -o requirements/dev.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) --no-deps requirements/local.in -o requirements/local.lock
 	$(LOCK) $(if $(UPGRADE),--upgrade) requirements/aiperf.in -o requirements/aiperf.lock
+	$(filter-out --universal,$(LOCK)) $(if $(UPGRADE),--upgrade) \
+		--excludes requirements/vllm-excludes.txt requirements/vllm.in -o requirements/vllm.lock
 
 clean: ## Remove what the other targets made, .venv included
-	rm -rf .venv build/aiperf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+	rm -rf .venv build/aiperf build/vllm .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
 		.coverage .coverage.* dist reports
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

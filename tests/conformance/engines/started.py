@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from headrace.config.profiles import load_profile
 from headrace.model.engine import EngineKind
 from tests.conformance.engines.engine import URL, EngineUnderTest, outside
-from tests.services import llamacpp
+from tests.services import llamacpp, vllm
 
 _RUN = "import sys; from headrace.cli import main; sys.exit(main(sys.argv[1:]))"
 _READY = re.compile(r"headrace: engine at (?P<base>http://127\.0\.0\.1:\d+)/v1 ")
@@ -71,6 +72,21 @@ def llama() -> Iterator[EngineUnderTest]:
 
 
 @contextmanager
+def real_vllm() -> Iterator[EngineUnderTest]:
+    """Use the vLLM that all tests share, or skip."""
+    server = vllm.shared()
+    yield EngineUnderTest(
+        name="vllm",
+        base=server.base,
+        kind=EngineKind.VLLM,
+        model=vllm.MODEL,
+        slots=vllm.SLOTS,
+        context=vllm.CONTEXT,
+        queue_bound=vllm.QUEUE_BOUND,
+    )
+
+
+@contextmanager
 def _outside() -> Iterator[EngineUnderTest]:
     engine = outside()
     assert engine is not None
@@ -80,7 +96,10 @@ def _outside() -> Iterator[EngineUnderTest]:
 STARTERS: dict[str, Callable[[], AbstractContextManager[EngineUnderTest]]] = {
     "emulated": emulated,
     "llamacpp": llama,
+    "vllm": real_vllm,
 }
 """By name, what runs an engine for as long as it is tested."""
+MARKS = {"vllm": pytest.mark.vllm}
+"""By name, what selects an engine's tests."""
 if os.environ.get(URL):
     STARTERS["outside"] = _outside

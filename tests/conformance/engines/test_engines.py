@@ -12,12 +12,15 @@ from headrace.gateway.clock import LoopClock
 from headrace.model.engine import EngineKind
 from tests.conformance.engines.checks import CHECKS, OK, UNCHECKED, told_error, until_load
 from tests.conformance.engines.engine import EngineUnderTest
-from tests.conformance.engines.started import STARTERS
+from tests.conformance.engines.started import MARKS, STARTERS
 
 pytestmark = pytest.mark.service
 
 
-@pytest.fixture(scope="module", params=STARTERS)
+PARAMS = [pytest.param(name, marks=MARKS.get(name, ())) for name in STARTERS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def engine(request: pytest.FixtureRequest) -> Iterator[EngineUnderTest]:
     """Yield each engine in turn."""
     with STARTERS[request.param]() as started:

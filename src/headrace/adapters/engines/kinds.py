@@ -52,7 +52,7 @@ class Feature(StrEnum):
     MODEL_CHECK = "refuses a model that it does not serve"
     CONTEXT_CHECK = "refuses a prompt beyond its context"
     OUTPUT_CHECK = "refuses `max_tokens` beyond its context"
-    QUEUE_BOUND = "refuses when full, in a stream with an event of code 503"
+    QUEUE_BOUND = "refuses when full: 503, as a status or as a stream's event"
     EXACT_LENGTH = "makes exactly `max_tokens` with `ignore_eos`"
     TOKENIZE = "counts the tokens of a text"
     KEEP_ALIVE = "keeps an idle connection open for as long as we do"
@@ -155,7 +155,7 @@ _VLLM = Traits(
     cache_info=CacheInfo("cache_config_info", "block_size", "num_gpu_blocks"),
     expected=_LOAD_AND_KV,
     priority=Priority(lower_first=True),
-    abort=Abort(path="/abort_requests", field="request_ids", listed=True),
+    abort=Abort(path="/inference/v1/abort_requests", field="request_ids", listed=True),
     keeps_order=True,
     preemption=(Preemption.RECOMPUTE,),
     tokenize=Tokenize(text="prompt", count="count", chats=True),
