@@ -81,13 +81,9 @@ $(AIPERF)/.stamp: requirements/aiperf.lock
 	$(AIPERF)/bin/python -m pip install -q --no-cache-dir --no-deps --require-hashes -r requirements/aiperf.lock
 	@touch $@
 
-# vLLM's client is asked where there is a vLLM.
-JUDGES = aiperf$(if $(wildcard $(VLLM)/bin/python),$(comma)vllm-bench)
-comma := ,
-
-test-judges: $(STAMP) $(AIPERF)/.stamp ## Hold our figures against aiperf's and vLLM's; installs 1.2 GB on first use
+test-judges: $(STAMP) $(AIPERF)/.stamp $(VLLM)/.stamp ## Hold our figures against aiperf's and vLLM's; installs both on first use
 	HEADRACE_AIPERF="$(abspath $(AIPERF))" HEADRACE_VLLM="$(abspath $(VLLM))" \
-	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}$(JUDGES) \
+	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}aiperf,vllm-bench \
 		$(BIN)/python -m pytest -m judge --log-cli-level=INFO tests/judges
 
 check: lint types imports tidy ## Run the four static checks
