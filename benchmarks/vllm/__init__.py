@@ -4,7 +4,8 @@ vLLM on this machine's CPU with random weights in SmolLM2-135M's layers, this ga
 own, open-loop callers. First vLLM alone is measured: unloaded medians, which set the bounds (first token
 5 times, time per token 3 times its own), step times, of which the gateway's hardware profile is made, and
 its throughput with every slot busy, which is taken for its capacity. Then the same trace is offered with
-admission and with `--observe`, which lets all pass, in turns. Nothing vLLM is told differs.
+admission and with `--observe`, which lets all pass, in turns; nothing vLLM is told differs. Last, for
+information, all pass to a vLLM whose own bound (`--max-num-queued-reqs`) is as many as the gateway sends.
 
 Absent without vLLM's environment: HEADRACE_VLLM, or build/vllm as `make build/vllm/.stamp` makes it.
 """
@@ -13,9 +14,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gateway.processes import ended_in_order
 from benchmarks.harness import Claim, Result, at_least
 from benchmarks.vllm.alone import Alone, measured
-from benchmarks.vllm.behind import Run, offered
+from benchmarks.vllm.behind import Mode, Run, offered
 from benchmarks.vllm.plan import OVERLOAD, SERVER_FLAGS, SIZE, SLOTS
 from tests.services import vllm
 
@@ -30,29 +32,36 @@ def run(quick: bool) -> Result:
         print("vllm: absent, no environment of vLLM here")
         return Result(name="vllm", claims=[], detail={"absent": "no environment of vLLM"})
     runs: list[Run] = []
-    with vllm.serving(home, SERVER_FLAGS, size=SIZE) as server:
-        alone = measured(server, quick=quick)
-        print(told(alone), flush=True)
-        for nth in range(QUICK_REPEATS if quick else REPEATS):
-            for observe in (True, False) if nth % 2 else (False, True):
-                runs.append(offered(server, alone, 100 + nth, observe=observe, quick=quick))
+    seeds = range(100, 100 + (QUICK_REPEATS if quick else REPEATS))
+    with ended_in_order():
+        with vllm.serving(home, SERVER_FLAGS, size=SIZE) as server:
+            alone = measured(server, quick=quick)
+            print(told(alone), flush=True)
+            for nth, seed in enumerate(seeds):
+                for mode in (Mode.OPEN, Mode.OURS) if nth % 2 else (Mode.OURS, Mode.OPEN):
+                    runs.append(offered(server, alone, seed, mode, quick=quick))
+                    print(line(runs[-1]), flush=True)
+        bound = ("--max-num-queued-reqs", str(alone.profile.max_running))
+        with vllm.serving(home, (*SERVER_FLAGS, *bound), size=SIZE) as server:
+            for seed in seeds:
+                runs.append(offered(server, alone, seed, Mode.BOUND, quick=quick))
                 print(line(runs[-1]), flush=True)
     return Result(
         name="vllm",
-        seeds=sorted({one.seed for one in runs}),
+        seeds=list(seeds),
         claims=claims(runs, 1.0 if quick else 2.0),
         detail={"alone": alone, "runs": runs},
     )
 
 
 def claims(runs: list[Run], least: float) -> list[Claim]:
-    """Return what is claimed of runs in pairs: the same trace with and without admission."""
+    """Return what is claimed of the same traces with and without admission."""
     ratios = []
     for seed in sorted({one.seed for one in runs}):
-        by = {one.observe: one for one in runs if one.seed == seed}
+        met = {one.mode: one.met for one in runs if one.seed == seed}
         # One that was met where none was: so much the ratio is at least.
-        ratios.append(by[False].met_per_s / (max(1, by[True].met) / by[True].span_s))
-    ours = [one for one in runs if not one.observe]
+        ratios.append(met[Mode.OURS] / max(1, met[Mode.OPEN]))
+    ours = [one for one in runs if one.mode is Mode.OURS]
     whole = statistics.mean(one.met / max(1, one.admitted) for one in ours)
     return [
         at_least(
@@ -87,10 +96,9 @@ def line(run: Run) -> str:
         "met": run.met,
     }
     counts = ", ".join(f"{name} {value}" for name, value in fields.items())
-    mode = "observe" if run.observe else "admission"
     refused = ", ".join(f"{why} {n}" for why, n in run.refused.items()) or "none"
     p50 = "none" if run.ttft_p50_ms is None else f"{run.ttft_p50_ms:.0f} ms"
     return (
-        f"  {mode:<9} seed {run.seed}: {counts}; refused {refused}; met {run.met_per_s:.2f}/s of"
+        f"  {run.mode:<13} seed {run.seed}: {counts}; refused {refused}; met {run.met_per_s:.2f}/s of"
         f" {run.offered / run.span_s:.2f}/s; first token p50 {p50}"
     )

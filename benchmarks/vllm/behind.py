@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -37,11 +38,20 @@ _WAIT_S, _STOP_S, _PAUSE_S = 120.0, 15.0, 0.2
 _BUSY = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{.*\} (?!0\.0$)", re.MULTILINE)
 
 
+class Mode(StrEnum):
+    """Who refuses."""
+
+    OURS = "admission"
+    OPEN = "observe"
+    """Nobody."""
+    BOUND = "vLLM's bound"
+    """vLLM itself, by a count."""
+
+
 class Run(Struct, frozen=True, kw_only=True):
     """What came of one trace, by its callers' account."""
 
-    observe: bool
-    """Whether all were let pass."""
+    mode: Mode
     seed: int
     span_s: float
     """Over which the trace was offered."""
@@ -61,7 +71,7 @@ class Run(Struct, frozen=True, kw_only=True):
     """Of those that had a first token."""
 
 
-def offered(server: VllmServer, alone: Alone, seed: int, *, observe: bool, quick: bool) -> Run:
+def offered(server: VllmServer, alone: Alone, seed: int, mode: Mode, *, quick: bool) -> Run:
     """Offer a trace of three times the capacity; callers leave at the end of their patience."""
     span_s = QUICK_S if quick else DURATION_S
     rows = plan.trace(plan.OVERLOAD * alone.capacity_rps, span_s, seed)
@@ -72,13 +82,13 @@ def offered(server: VllmServer, alone: Alone, seed: int, *, observe: bool, quick
         profile=alone.profile,
     )
     told = Replay(rows, lambda _: terms, plan.SIZE)
-    with _gateway(server, alone, observe=observe) as port:
+    with _gateway(server, alone, observe=mode is not Mode.OURS) as port:
         asyncio.run(_offer(rows, port, told, seed))
     _idle(server)
-    return counted(told, seed, span_s, observe=observe)
+    return counted(told, seed, span_s, mode)
 
 
-def counted(told: Replay, seed: int, span_s: float, *, observe: bool) -> Run:
+def counted(told: Replay, seed: int, span_s: float, mode: Mode) -> Run:
     """Return the figures of a replay."""
     ends = list(told.ended.values())
     first = sorted(answer.ttft_ns for answer in told.answers.values() if answer.ttft_ns is not None)
@@ -89,7 +99,7 @@ def counted(told: Replay, seed: int, span_s: float, *, observe: bool) -> Run:
         if answer.status >= 400
     )
     return Run(
-        observe=observe,
+        mode=mode,
         seed=seed,
         span_s=span_s,
         offered=len(told.rows),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from benchmarks import vllm as benchmark
 from benchmarks.vllm import plan
 from benchmarks.vllm.alone import Alone, holding, line, profile
-from benchmarks.vllm.behind import Run, config, counted
+from benchmarks.vllm.behind import Mode, Run, config, counted
 from headrace.config.resolve import resolved
 from headrace.load.caller import Answer, Failure
 from headrace.load.judge import Terms
@@ -72,15 +72,15 @@ def test_every_row_is_counted_once_by_what_became_of_it() -> None:
     told.answered(1, answer(sent_at=InstantNs(-ms(150))))
     told.answered(2, answer(status=503, reason="deadline_queue", timing=NO_STREAM, complete=False))
     told.answered(3, answer(status=0, failure=Failure.TIMEOUT, timing=NO_STREAM, complete=False))
-    run = counted(told, 7, 2.0, observe=False)
+    run = counted(told, 7, 2.0, Mode.OURS)
     assert (run.offered, run.admitted, run.left, run.finished, run.met) == (4, 3, 1, 2, 1)
     assert run.refused == {"deadline_queue": 1}
     assert run.met_per_s == 0.5
 
 
-def run_of(seed: int, met: int, *, observe: bool) -> Run:
+def run_of(seed: int, met: int, mode: Mode) -> Run:
     return Run(
-        observe=observe,
+        mode=mode,
         seed=seed,
         span_s=10.0,
         offered=100,
@@ -96,8 +96,8 @@ def run_of(seed: int, met: int, *, observe: bool) -> Run:
 
 def test_traces_are_compared_with_themselves_and_none_met_counts_as_one() -> None:
     pairs = {1: (40, 10), 2: (30, 0), 3: (40, 20)}
-    runs = [run_of(seed, met, observe=False) for seed, (met, _) in pairs.items()]
-    runs += [run_of(seed, met, observe=True) for seed, (_, met) in pairs.items()]
+    runs = [run_of(seed, met, Mode.OURS) for seed, (met, _) in pairs.items()]
+    runs += [run_of(seed, met, Mode.OPEN) for seed, (_, met) in pairs.items()]
     claims = benchmark.claims(runs, 2.0)
     assert [claim.value for claim in claims] == pytest.approx([4, 2, 110 / 150])
 

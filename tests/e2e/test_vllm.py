@@ -95,8 +95,10 @@ def deployment(**changes: Any) -> PlaneConfig:
 
 
 @asynccontextmanager
-async def fronted(server: VllmServer, **changes: Any) -> AsyncIterator[Fronted]:
-    """Serve before an idle vLLM of which only the address is told; leave it idle again."""
+async def fronted(
+    server: VllmServer, *, idle: bool = True, **changes: Any
+) -> AsyncIterator[Fronted]:
+    """Serve before an idle vLLM of which only the address is told; leave it idle again, or gone."""
     rows: list[Concluded] = []
     settings = Settings(
         deployment=deployment(**changes),
@@ -116,7 +118,8 @@ async def fronted(server: VllmServer, **changes: Any) -> AsyncIterator[Fronted]:
         gateway.stop()
         assert await running
         assert_books_closed(gateway.driver.plane)
-        await front.until(_RUNNING, 0)
+        if idle:
+            await front.until(_RUNNING, 0)
 
 
 @asynccontextmanager
@@ -361,3 +364,23 @@ async def test_vllm_runs_what_waits_in_it_in_the_order_of_our_deadlines(server: 
         await held.aclose()
         await asyncio.gather(*asked)
     assert order == ["free", "slow"], "which came later, with the earlier deadline"
+
+
+async def test_a_vllm_that_is_stopped_in_mid_stream_is_an_error_and_then_no_replica() -> None:
+    server = await asyncio.to_thread(vllm.start, vllm.needed(), vllm.SHARED_FLAGS)
+    try:
+        async with fronted(server, idle=False) as front, front.sdk() as sdk:
+            async with endless(sdk) as stream:
+                await asyncio.to_thread(server.stop)
+                with pytest.raises(openai.APIError):
+                    async for _ in stream:
+                        pass
+            await until(lambda: not front.gateway.driver.ready_replicas)
+            with pytest.raises(openai.InternalServerError) as failed:
+                await sdk.completions.create(model=MODEL, prompt="x", max_tokens=1)
+            assert failed.value.code == "no_ready_replica"
+            assert front.rows[0].outcome is Outcome.ERROR
+    finally:
+        if not server.is_gone():
+            server.stop()
+    assert server.is_gone(), "its engine and its worker went with it"
