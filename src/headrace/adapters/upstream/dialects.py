@@ -398,8 +398,7 @@ def _says(frame: bytes) -> bool:
     at = frame.find(_CONTENT)
     if at < 0:
         return _TEXT in frame
-    after = at + len(_CONTENT)
-    return frame[after : after + 1] != b'"'
+    return not frame.startswith(b'"', at + len(_CONTENT))
 
 
 def _has_content(fields: dict[str, Raw]) -> bool:
