@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -21,6 +22,7 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.groups import Groups
 from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.slo import Outcome
 from headrace.ports.actuator import Stage
@@ -38,7 +40,8 @@ PATIENCE_S = 60.0
 def emulated() -> Recipe:
     """Return how an emulated engine is started as a process."""
     told = ("engine", "--port", "{port}", "--model", MODEL)
-    return Recipe(command=(sys.executable, "-c", COMMAND, *told), model=MODEL)
+    command = (sys.executable, "-c", COMMAND, *told)
+    return Recipe(command=command, model=MODEL, kind=EngineKind.EMULATED)
 
 
 def real() -> Recipe:
@@ -47,7 +50,7 @@ def real() -> Recipe:
         require_service("llamacpp", "; ".join(missing()))
     given = llamacpp()
     command = tuple(MODEL if part == LOCAL else part for part in given.command)
-    return Recipe(command=command, model=MODEL)
+    return replace(given, command=command, model=MODEL)
 
 
 class Scene:

@@ -9,6 +9,7 @@ from headrace.config.schema import UpstreamSpec
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.groups import Groups
 from headrace.gateway.server import Gateway
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.units import NS_PER_MS, seconds
@@ -41,6 +42,7 @@ class Actuator:
                 pool=POOL,
                 stage=Stage.READY,
                 url="http://127.0.0.1:9",
+                kind=EngineKind.LLAMACPP,
                 ranks=1,
                 running=1,
             )
@@ -54,11 +56,13 @@ class Served:
     def __init__(self) -> None:
         self.driver = self
         self.engines: list[str] = []
+        self.specs: list[UpstreamSpec] = []
         self.draining: dict[str, Any] = {}
 
     def join(self, spec: UpstreamSpec) -> None:
         assert spec.name is not None
         self.engines.append(spec.name)
+        self.specs.append(spec)
 
     def drain(self, name: str, done: Any) -> None:
         self.draining[name] = done
@@ -93,6 +97,8 @@ async def test_a_group_serves_from_ready_on_and_no_sooner() -> None:
     made.tell(A, Stage.READY)
     assert made.served.engines == ["a"]
     assert (await risen).stage is Stage.READY
+    (spec,) = made.served.specs
+    assert (spec.url, spec.kind) == ("http://127.0.0.1:9", EngineKind.LLAMACPP)
 
 
 async def test_what_was_ready_before_there_was_a_gateway_serves_from_its_first_moment() -> None:

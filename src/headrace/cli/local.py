@@ -16,6 +16,7 @@ from headrace.cli.fileless import WHO, fileless
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved
 from headrace.gateway.groups import Groups
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Stage
 from headrace.ports.clock import Clock
@@ -77,6 +78,7 @@ def recipe() -> Recipe:
             *("--slots", str(SLOTS), "--context", str(CONTEXT)),
         ),
         model=MODEL,
+        kind=EngineKind.LLAMACPP,
     )
 
 

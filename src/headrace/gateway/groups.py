@@ -88,7 +88,9 @@ class Groups:
 
     def _join(self, name: ReplicaName) -> None:
         (group,) = (one for one in self._actuator.groups() if one.name == name)
-        spec = self._ready[name] = UpstreamSpec(url=group.url, pool=group.pool, name=name)
+        spec = self._ready[name] = UpstreamSpec(
+            url=group.url, pool=group.pool, name=name, kind=group.kind
+        )
         if self._gateway is not None:
             self._gateway.join(spec)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.units import InstantNs
 
@@ -66,6 +67,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """Where its present life is."""
     url: str
     """Where it listens, or will."""
+    kind: EngineKind | None = None
+    """Which software it is; None: whoever talks to it finds out."""
     ranks: int
     """How many processes it consists of."""
     running: int

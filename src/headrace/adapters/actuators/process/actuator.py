@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from headrace.adapters.actuators.process.look import climb
 from headrace.adapters.actuators.process.ranks import LOOK_S, Ranks
 from headrace.adapters.actuators.process.records import Records
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.ports.clock import Clock
@@ -39,6 +40,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """The program and its arguments; in each, `{port}` is the group's port, `{rank}` a number from 0."""
     model: str
     """What the engine calls its model, as it is asked for a token."""
+    kind: EngineKind | None = None
+    """Which software it is; None: whoever talks to it finds out."""
     env: Mapping[str, str] = {}
     """Added to what is passed on of our own environment (`ranks.PASSED`)."""
     ranks: Annotated[int, Meta(ge=1, le=1_024)] = 1
@@ -124,6 +127,7 @@ class ProcessActuator:
                 pool=held.pool,
                 stage=held.stage,
                 url=f"http://{HOST}:{held.port}",
+                kind=held.recipe.kind,
                 ranks=held.recipe.ranks,
                 running=0 if held.ranks is None else held.ranks.running,
             )
