@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +35,6 @@ from headrace.gateway.tokenizers import counting
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical, digest
-from headrace.ports.engine import EngineClient
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -198,7 +197,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = self._app(keys, clock, fleet, _told(self.driver.shadow, beside))
+        self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -316,10 +315,9 @@ class Gateway:
         self,
         keys: KeyRing,
         clock: LoopClock,
-        fleet: Sequence[EngineClient],
         told: Callable[[RequestId], str | None] | None,
     ) -> App:
-        tokenizers = counting(self._settings, fleet, clock)
+        tokenizers = counting(self._settings, lambda: self.driver.engines, clock)
         if tokenizers is not None:
             self._files.callback(tokenizers.close)
         return App(
