@@ -28,6 +28,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
+from headrace.gateway.overview import GroupState
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
@@ -152,6 +153,8 @@ class Gateway:
     admin: Admin | None = None
     socks: tuple[socket.socket, socket.socket | None] | None = None
     """Where callers and operators come in, while it serves."""
+    groups: Callable[[], list[GroupState]] = list
+    """What tells the groups of processes that become its engines."""
     _admin_server: AdminServer | None = None
     _aside = False  # another process may have listeners and record
     _joined = 0
@@ -209,6 +212,7 @@ class Gateway:
                 audit=audit,
                 decisions=None if observing else decisions,
                 grants=grants,
+                groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
                 filed=filed,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),

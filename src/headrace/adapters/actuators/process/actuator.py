@@ -7,9 +7,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.ports.clock import Clock
-from headrace.units import MIB, InstantNs, elapsed, seconds, to_seconds
+from headrace.units import MIB, InstantNs, elapsed, seconds
 
 KEPT = 1_000
 """Stage events that are kept to be read, of all groups together."""
@@ -260,10 +259,3 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     for name, word in words.items():
         text = text.replace(f"{{{name}}}", word)
     return text
-
-
-def stage_seconds(events: Sequence[GroupEvent]) -> dict[Stage, float]:
-    """Return how long each stage of one life took since the one before it; they add up to the whole."""
-    return {
-        after.stage: to_seconds(elapsed(before.at, after.at)) for before, after in pairwise(events)
-    }
