@@ -60,7 +60,8 @@ test: $(STAMP) ## Run the tests, then print coverage
 test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)
 	HEADRACE_SOAK_S=$${HEADRACE_SOAK_S-120} \
 	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
-		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py
+		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py \
+		tests/e2e/test_local.py tests/e2e/test_groups.py
 
 $(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
 	"$(VLLM_PYTHON)" -m venv --clear $(VLLM)

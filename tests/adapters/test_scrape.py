@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import pytest_asyncio
 
-from headrace.adapters.engines.detect import PAGE_MAX
+from headrace.adapters.engines.fetch import PAGE_MAX
 from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.engines.scrape import FAILURES
 from headrace.adapters.upstream.client import Upstream

@@ -11,11 +11,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.adapters.engines.remote import Patience, RemoteEngine
-from headrace.adapters.tokens.engine import LLAMACPP, VLLM, EngineTokenizer
+from headrace.adapters.tokens.engine import EngineTokenizer
 from headrace.adapters.tokens.local import LocalTokenizer
 from headrace.adapters.upstream.client import Upstream
 from headrace.gateway.asked import read
 from headrace.gateway.clock import LoopClock
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, TokenCounter, UncountedError
@@ -28,7 +29,9 @@ MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def remote(base: str, clock: LoopClock, *, up: bool = True) -> RemoteEngine:
+def remote(
+    base: str, clock: LoopClock, *, kind: EngineKind | None = EngineKind.VLLM, up: bool = True
+) -> RemoteEngine:
     wait = DurationNs(NS_PER_S)
     engine = RemoteEngine(
         ReplicaName("r"),
@@ -37,9 +40,14 @@ def remote(base: str, clock: LoopClock, *, up: bool = True) -> RemoteEngine:
         clock,
         model=MODEL,
         patience=Patience(first_byte_ns=wait, gap_ns=wait),
+        kind=kind,
     )
     engine.is_up = up
     return engine
+
+
+def tokenizer(*engines: RemoteEngine) -> EngineTokenizer:
+    return EngineTokenizer(lambda: engines, LoopClock(asyncio.get_running_loop()))
 
 
 def payload(counter: TokenCounter, route: Route, **fields: Any) -> bytes | None:
@@ -63,7 +71,7 @@ async def test_an_engine_counts_what_its_usage_will_tell(
 ) -> None:
     async with serving() as served:
         engine = remote(served.base, LoopClock(asyncio.get_running_loop()))
-        counter = EngineTokenizer([engine], LoopClock(asyncio.get_running_loop()), VLLM)
+        counter = tokenizer(engine)
         asked = payload(counter, route, **fields)
         assert asked is not None
         found = await counter.count(asked)
@@ -78,12 +86,12 @@ def told(status: int, body: bytes) -> bytes:
     return head % (status, len(body)) + body
 
 
-async def answered(answer: bytes, dialect: Any = VLLM) -> tuple[Count, bytes]:
+async def answered(answer: bytes, kind: EngineKind = EngineKind.VLLM) -> tuple[Count, bytes]:
     """Return the count that an engine's answer comes to, and what it was asked."""
     scene = Scene()
     server = await scene.server(lambda peer: peer.say(answer))
-    engine = remote(f"http://127.0.0.1:{server.port}", LoopClock(scene.loop))
-    counter = EngineTokenizer([engine], LoopClock(scene.loop), dialect)
+    engine = remote(f"http://127.0.0.1:{server.port}", LoopClock(scene.loop), kind=kind)
+    counter = tokenizer(engine)
     asked = payload(counter, Route.COMPLETIONS, prompt="hello")
     assert asked is not None
     try:
@@ -94,14 +102,56 @@ async def answered(answer: bytes, dialect: Any = VLLM) -> tuple[Count, bytes]:
 
 
 async def test_llama_cpp_tells_tokens_and_no_count() -> None:
-    found, asked = await answered(told(200, b'{"tokens":[1,2,3]}'), LLAMACPP)
+    found, asked = await answered(told(200, b'{"tokens":[1,2,3]}'), EngineKind.LLAMACPP)
     assert found.tokens == 3
     assert json.loads(asked) == {
         "model": MODEL, "content": "hello", "add_special": True, "parse_special": True
     }  # fmt: skip
-    chat = {"messages": MESSAGES}
-    counter = EngineTokenizer([], LoopClock(asyncio.get_running_loop()), LLAMACPP)
-    assert payload(counter, Route.CHAT, **chat) is None, "it would apply no template"
+
+
+@pytest.mark.parametrize("kind", [*EngineKind, None])
+async def test_what_no_engine_there_counts_is_no_question(kind: EngineKind | None) -> None:
+    clock = LoopClock(asyncio.get_running_loop())
+    engine = remote("http://127.0.0.1:9", clock, kind=kind)
+    way = engine.traits.tokenize
+    counter = tokenizer(engine)
+    text = payload(counter, Route.COMPLETIONS, prompt="hello")
+    assert (text is not None) is (way is not None)
+    chat = payload(counter, Route.CHAT, messages=MESSAGES)
+    assert (chat is not None) is (way is not None and way.chats), "it would apply no template"
+    assert payload(tokenizer(), Route.COMPLETIONS, prompt="hello") is None
+    engine.close()
+
+
+async def test_of_several_kinds_each_is_asked_in_its_own_words_for_what_it_counts() -> None:
+    scene, asked = Scene(), []
+
+    def behave(name: EngineKind) -> Any:
+        def say(peer: Peer) -> None:
+            asked.append(name)
+            plain = name is EngineKind.LLAMACPP
+            peer.say(told(200, b'{"tokens":[1,2,3]}' if plain else b'{"count":3}'))
+
+        return say
+
+    engines = []
+    for kind in (EngineKind.VLLM, EngineKind.LLAMACPP):
+        server = await scene.server(behave(kind))
+        clock = LoopClock(scene.loop)
+        engines.append(remote(f"http://127.0.0.1:{server.port}", clock, kind=kind))
+    counter = tokenizer(*engines)
+    text = payload(counter, Route.COMPLETIONS, prompt="hello")
+    chat = payload(counter, Route.CHAT, messages=MESSAGES)
+    assert text is not None
+    assert chat is not None
+    assert {(await counter.count(text)).tokens for _ in range(2)} == {3}
+    assert set(asked) == {EngineKind.VLLM, EngineKind.LLAMACPP}
+    asked.clear()
+    for _ in range(3):
+        await counter.count(chat)
+    assert asked == [EngineKind.VLLM] * 3
+    scene.pools += [engine.upstream.pool for engine in engines]
+    await scene.assert_nothing_left()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +178,7 @@ async def test_an_engine_that_hangs_is_given_up_and_its_connection_closed() -> N
     seen: list[Peer] = []
     server = await scene.server(seen.append)
     engine = remote(f"http://127.0.0.1:{server.port}", LoopClock(scene.loop))
-    counter = EngineTokenizer([engine], LoopClock(scene.loop), VLLM)
+    counter = tokenizer(engine)
     with pytest.raises(UncountedError):
         await counter.count(b'{"prompt":"x"}')
     assert scene.loop.time() < 6
@@ -141,7 +191,7 @@ async def test_whoever_waits_no_more_has_the_question_withdrawn() -> None:
     scene = Scene()
     server = await scene.server(lambda _: None)
     engine = remote(f"http://127.0.0.1:{server.port}", LoopClock(scene.loop))
-    counter = EngineTokenizer([engine], LoopClock(scene.loop), VLLM)
+    counter = tokenizer(engine)
     asking = asyncio.create_task(counter.count(b'{"prompt":"x"}'))
     await scene.until(lambda: bool(server.requests))
     asking.cancel()
@@ -165,7 +215,7 @@ async def test_only_engines_that_are_up_are_asked_and_each_in_turn() -> None:
         server = await scene.server(behave(name))
         clock = LoopClock(scene.loop)
         engines.append(remote(f"http://127.0.0.1:{server.port}", clock, up=name != "b"))
-    counter = EngineTokenizer(engines, LoopClock(scene.loop), VLLM)
+    counter = tokenizer(*engines)
     for _ in range(4):
         await counter.count(b'{"prompt":"x"}')
     assert sorted(asked) == ["a", "a", "c", "c"]

@@ -14,7 +14,14 @@ from msgspec.structs import replace
 
 from headrace.cli import main, top
 from headrace.gateway.feed import Rates
-from headrace.gateway.overview import ClassState, QueueState, ReplicaState, State, TenantState
+from headrace.gateway.overview import (
+    ClassState,
+    GroupState,
+    QueueState,
+    ReplicaState,
+    State,
+    TenantState,
+)
 
 Output = pytest.CaptureFixture[str]
 KEY = "sk-hr-admin"
@@ -209,6 +216,24 @@ def test_a_replica_that_is_not_ready_is_shown_with_its_reason(capsys: Output) ->
     with answering(Troubled) as url:
         assert main(["top", "--url", url, "--once"]) == 0
     assert "r-1 is not ready: it refuses our key" in capsys.readouterr().out
+
+
+def test_a_group_that_does_not_serve_is_shown_with_its_stage(capsys: Output) -> None:
+    def group(name: str, stage: str, why: str = "") -> GroupState:
+        return GroupState(
+            group=name, pool="p", life=1, stage=stage, for_s=7.4, seconds={"placed": 0.1}, why=why
+        )
+
+    class Grouped(Answering):
+        groups = [group("g-0", "ready"), group("g-1", "loaded"), group("g-2", "lost", "rank 0")]  # noqa: RUF012
+        content = msgspec.json.encode(replace(STATE, groups=groups))
+
+    with answering(Grouped) as url:
+        assert main(["top", "--url", url, "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "group g-1 is loaded for 7 s\n" in out
+    assert "group g-2 is lost for 7 s: rank 0\n" in out
+    assert "g-0" not in out
 
 
 def test_another_listener_is_told_apart(capsys: Output) -> None:

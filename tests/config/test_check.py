@@ -307,5 +307,11 @@ def test_example_has_no_problems() -> None:
     assert problems(load(EXAMPLE, Settings)) == []
 
 
+def test_engines_that_come_later_may_be_asked_for_counts() -> None:
+    counts = "token_counts:\n  models:\n    - {kind: engine, model: m}\n"
+    written = BASE.replace("model: m\n", "model: m\n      replicas: 0\n") + counts
+    resolved(written, "d", Path(), {}, {})
+
+
 def test_emulator_noise_is_handed_on_in_millionths() -> None:
     assert load(EXAMPLE, Settings).emulator.noise_ppm() == 20_000

@@ -7,12 +7,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe, stage_seconds
+from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe
 from headrace.cli.local import MODEL as LOCAL
 from headrace.cli.local import missing
 from headrace.cli.local import recipe as llamacpp
@@ -21,11 +23,13 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.groups import Groups
 from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.slo import Outcome
-from headrace.ports.actuator import Stage
+from headrace.ports.actuator import Stage, stage_seconds
 from headrace.units import DurationNs, seconds
-from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, keys
+from tests.gateway.managed import ADMIN_KEY, SPEC
+from tests.gateway.scenes import KEYS, MODEL, Caller, assert_books_closed, deployment, keys
 from tests.support import require_service
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.service]
@@ -38,7 +42,8 @@ PATIENCE_S = 60.0
 def emulated() -> Recipe:
     """Return how an emulated engine is started as a process."""
     told = ("engine", "--port", "{port}", "--model", MODEL)
-    return Recipe(command=(sys.executable, "-c", COMMAND, *told), model=MODEL)
+    command = (sys.executable, "-c", COMMAND, *told)
+    return Recipe(command=command, model=MODEL, kind=EngineKind.EMULATED)
 
 
 def real() -> Recipe:
@@ -47,7 +52,7 @@ def real() -> Recipe:
         require_service("llamacpp", "; ".join(missing()))
     given = llamacpp()
     command = tuple(MODEL if part == LOCAL else part for part in given.command)
-    return Recipe(command=command, model=MODEL)
+    return replace(given, command=command, model=MODEL)
 
 
 class Scene:
@@ -59,6 +64,7 @@ class Scene:
             deployment=deployment(replicas=0, ttft_ms=60_000),
             keys=keys(),
             server=ServerSpec(port=0, drain_s=0),
+            admin=SPEC,
         )
         self.rows: list[Concluded] = []
         self.actuator = ProcessActuator(clock, folder, {POOL: recipe})
@@ -102,6 +108,14 @@ class Scene:
     def incarnations(self) -> list[int]:
         models = self.gateway.driver.plane.state.models.values()
         return [one.incarnation for known in models for one in known.fleet.replicas.values()]
+
+    async def shown(self) -> list[dict[str, Any]]:
+        """Return the groups as `/state` shows them."""
+        admin = self.gateway.admin
+        assert admin is not None
+        caller = Caller(admin, path="/state", method="GET", body=b"", key=ADMIN_KEY)
+        groups: list[dict[str, Any]] = (await caller.done()).json["groups"]
+        return groups
 
     def pid(self, name: str) -> int:
         ranks = self.actuator._held[ReplicaName(name)].ranks
@@ -186,10 +200,11 @@ async def test_a_stream_that_runs_has_its_time_and_no_more(tmp_path: Path) -> No
         assert chosen is not None
         shrinking = asyncio.create_task(made.shrink(chosen))
         assert await made.ask() > 1
-        assert made.rows[-1].replica != chosen
         await shrinking
         with suppress(Exception):
             await long
+        (other,) = [row for row in made.rows if row.outcome is Outcome.SUCCESS]
+        assert other.replica != chosen
         lost = [row for row in made.rows if row.outcome is Outcome.ERROR]
         assert [row.replica for row in lost] == [chosen]
         assert [row.reason for row in lost] == ["replica_lost"]
@@ -200,12 +215,16 @@ async def test_a_group_that_is_killed_comes_back_as_another_life(tmp_path: Path)
         await made.grow("a")
         assert await made.ask() > 1
         (first,) = made.incarnations()
+        (group,) = await made.shown()
+        assert (group["group"], group["life"], group["stage"]) == ("a", 1, "ready")
+        assert list(group["seconds"])[-1] == "ready"
         os.kill(made.pid("a"), signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
             while made.incarnations() in ([], [first]):  # noqa: ASYNC110 - probes tell
                 await asyncio.sleep(0.01)
         (second,) = made.incarnations()
         assert second > first
+        assert [(one["life"], one["stage"]) for one in await made.shown()] == [(2, "ready")]
         assert await made.ask() > 1
 
 

@@ -19,7 +19,13 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from headrace.config.schema import ServerSpec, Settings, UpstreamSpec
+from headrace.config.schema import (
+    EngineTokenizerSpec,
+    ServerSpec,
+    Settings,
+    TokenCountsSpec,
+    UpstreamSpec,
+)
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
@@ -51,7 +57,9 @@ class Fronted:
 
 
 @asynccontextmanager
-async def fronted(*servers: LlamaServer) -> AsyncIterator[Fronted]:
+async def fronted(
+    *servers: LlamaServer, counts: TokenCountsSpec | None = None
+) -> AsyncIterator[Fronted]:
     """Serve before engines of which only the address is told, until all are found well."""
     rows: list[Concluded] = []
     settings = Settings(
@@ -61,6 +69,7 @@ async def fronted(*servers: LlamaServer) -> AsyncIterator[Fronted]:
         upstreams=tuple(
             UpstreamSpec(url=server.base, pool="p", model=llamacpp.MODEL) for server in servers
         ),
+        token_counts=counts,
     )
     gateway = Gateway(settings, LoopClock(asyncio.get_running_loop()), rows.append)
     sock = listen("127.0.0.1", 0)
@@ -116,6 +125,19 @@ async def test_chats_are_answered_whole_and_in_events(server: LlamaServer) -> No
         used = [row.usage and row.usage.output_tokens for row in front.rows]
         assert used == [6, 9, 3]
         assert all(row.outcome is Outcome.SUCCESS for row in front.rows)
+
+
+async def test_it_counts_what_its_usage_will_tell(server: LlamaServer) -> None:
+    counts = TokenCountsSpec(models=(EngineTokenizerSpec(model=MODEL),), wait_ms=10_000)
+    async with fronted(server, counts=counts) as front, front.sdk() as sdk:
+        for prompt in ("On", "grüße <|im_start|> " * 20, "一二三"):
+            await sdk.completions.create(model=MODEL, prompt=prompt, max_tokens=1)
+        await sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+        *texts, _ = front.rows
+        for row in texts:
+            assert row.usage is not None
+            assert row.entry.input_tokens == row.usage.input_tokens
+        assert front.gateway.app.token_counts == {(MODEL, "counted"): 3, (MODEL, "unfit"): 1}
 
 
 async def test_its_load_is_reported(server: LlamaServer) -> None:

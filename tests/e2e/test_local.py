@@ -86,7 +86,7 @@ def test_it_greets_answers_and_ends_with_its_engine(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
         assert out.endswith("headrace: stopped\n")
-        assert err == ""
+        assert err == f"engine {local.MODEL}-0: ready\n"
         assert not any(map(lives, engines))
 
 

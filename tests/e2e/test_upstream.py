@@ -21,6 +21,8 @@ from headrace.config.schema import (
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
 from headrace.model.effect import Concluded
+from headrace.model.engine import EngineKind
+from headrace.model.ids import ReplicaName
 from headrace.model.slo import Outcome
 from tests.adapters.engine_server.serving import MODEL as SERVED
 from tests.adapters.engine_server.serving import Served
@@ -115,6 +117,25 @@ async def test_prompts_are_counted_by_the_engine_before_they_are_decided_on() ->
             assert row.entry.input_tokens == row.usage.input_tokens
         results = front.gateway.app.token_counts
         assert results == {(MODEL, "counted"): 2, (MODEL, "cached"): 1}
+
+
+@pytest.mark.parametrize("kind", [EngineKind.EMULATED, None])
+async def test_an_engine_that_joined_counts_and_one_that_left_is_not_asked(
+    kind: EngineKind | None,
+) -> None:
+    """One of unknown kind is asked for it first, whoever saw it serve."""
+    counts = TokenCountsSpec(models=(EngineTokenizerSpec(model=MODEL),), wait_ms=10_000)
+    async with fronted(counts=counts) as front, front.sdk() as sdk:
+        driver = front.gateway.driver
+        front.gateway.join(
+            UpstreamSpec(url=front.served.base, pool="p", name="late", model=SERVED, kind=kind)
+        )
+        await until(lambda: driver.ready_replicas == 2)
+        driver.remove(ReplicaName("p-0"))
+        for nth in range(2):
+            await sdk.completions.create(model=MODEL, prompt=f"Hello {nth}", max_tokens=1)
+        assert [row.replica for row in front.rows] == ["late"] * 2
+        assert front.gateway.app.token_counts == {(MODEL, "counted"): 2}
 
 
 async def test_responses_and_embeddings_pass() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from headrace.config.schema import UpstreamSpec
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.groups import Groups
+from headrace.gateway.groups import FAILED_KEPT, Groups
 from headrace.gateway.server import Gateway
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.units import NS_PER_MS, seconds
@@ -41,6 +42,7 @@ class Actuator:
                 pool=POOL,
                 stage=Stage.READY,
                 url="http://127.0.0.1:9",
+                kind=EngineKind.LLAMACPP,
                 ranks=1,
                 running=1,
             )
@@ -54,11 +56,13 @@ class Served:
     def __init__(self) -> None:
         self.driver = self
         self.engines: list[str] = []
+        self.specs: list[UpstreamSpec] = []
         self.draining: dict[str, Any] = {}
 
     def join(self, spec: UpstreamSpec) -> None:
         assert spec.name is not None
         self.engines.append(spec.name)
+        self.specs.append(spec)
 
     def drain(self, name: str, done: Any) -> None:
         self.draining[name] = done
@@ -78,10 +82,10 @@ class Scene:
     def attach(self) -> None:
         self.groups.attach(cast("Gateway", self.served))
 
-    def tell(self, name: ReplicaName, *stages: Stage, life: int = 1) -> None:
+    def tell(self, name: ReplicaName, *stages: Stage, life: int = 1, why: str = "") -> None:
         for stage in stages:
             now = self.clock.now()
-            self.actuator.tell(GroupEvent(group=name, life=life, stage=stage, at=now))
+            self.actuator.tell(GroupEvent(group=name, life=life, stage=stage, at=now, why=why))
 
 
 async def test_a_group_serves_from_ready_on_and_no_sooner() -> None:
@@ -93,6 +97,8 @@ async def test_a_group_serves_from_ready_on_and_no_sooner() -> None:
     made.tell(A, Stage.READY)
     assert made.served.engines == ["a"]
     assert (await risen).stage is Stage.READY
+    (spec,) = made.served.specs
+    assert (spec.url, spec.kind) == ("http://127.0.0.1:9", EngineKind.LLAMACPP)
 
 
 async def test_what_was_ready_before_there_was_a_gateway_serves_from_its_first_moment() -> None:
@@ -178,3 +184,44 @@ async def test_one_that_is_lost_while_it_drains_does_not_come_back() -> None:
     assert made.actuator.asked[-1] == ("stop", "a")
     made.tell(A, Stage.STOPPING, Stage.STOPPED)
     assert gone.done()
+
+
+async def test_each_stage_of_the_present_life_is_told_with_its_seconds() -> None:
+    made = Scene()
+    made.groups.grow(A, POOL)
+    assert made.groups.states() == []
+    for at, stage in enumerate((Stage.ASKED, Stage.PLACED, Stage.READY)):
+        await reach(made.clock, at * 1_000)
+        made.tell(A, stage)
+    await reach(made.clock, 5_000)
+    (state,) = made.groups.states()
+    assert (state.group, state.pool, state.life, state.stage) == ("a", "p", 1, "ready")
+    assert (state.for_s, state.seconds) == (3.0, {"placed": 1.0, "ready": 1.0})
+    made.tell(A, Stage.LOST, why="rank 0 ended")
+    (state,) = made.groups.states()
+    assert (state.stage, state.why) == ("lost", "rank 0 ended")
+    await reach(made.clock, 7_000)
+    made.tell(A, Stage.PLACED, life=2)
+    (state,) = made.groups.states()
+    assert (state.life, state.stage, state.seconds) == (2, "placed", {"placed": 2.0})
+
+
+async def test_a_group_that_failed_is_told_of_until_others_did_and_one_given_back_is_not() -> None:
+    made = Scene()
+    for nth in range(FAILED_KEPT + 5):
+        made.groups.grow(ReplicaName(f"r-{nth}"), POOL)
+        made.tell(ReplicaName(f"r-{nth}"), Stage.ASKED, Stage.REFUSED, why="no place")
+    made.groups.grow(A, POOL)
+    made.tell(A, Stage.ASKED, Stage.STOPPING)
+    states = made.groups.states()
+    assert [state.group for state in states] == [
+        *(f"r-{nth}" for nth in range(5, FAILED_KEPT + 5)),
+        "a",
+    ]
+    assert {state.why for state in states[:-1]} == {"no place"}
+    made.tell(A, Stage.STOPPED)
+    made.groups.grow(ReplicaName("r-5"), POOL)
+    made.tell(ReplicaName("r-5"), Stage.ASKED)
+    states = made.groups.states()
+    assert len(states) == FAILED_KEPT
+    assert (states[-1].group, states[-1].stage) == ("r-5", "asked")

@@ -27,7 +27,7 @@ def clock() -> LoopClock:
 
 async def test_without_tokenizers_nothing_counts(tmp_path: Path) -> None:
     told = replace(settings(tmp_path), token_counts=None)
-    assert counting(told, [], clock()) is None
+    assert counting(told, tuple, clock()) is None
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ async def test_a_file_that_is_no_tokenizer_stops_the_start(
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        counting(settings(file), [], clock())
+        counting(settings(file), tuple, clock())
     (fault,) = caught.value.faults
     assert fault.message.startswith(message)
     assert str(fault).endswith("at `$.token_counts.models[0].file`")
@@ -52,7 +52,7 @@ async def test_a_file_that_is_no_text_stops_the_start(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError):
-        counting(settings(file), [], clock())
+        counting(settings(file), tuple, clock())
 
 
 async def test_without_the_extra_one_is_told_how_to_get_it(
@@ -60,4 +60,4 @@ async def test_without_the_extra_one_is_told_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[tokenizer\]'"):
-        counting(settings(tmp_path), [], clock())
+        counting(settings(tmp_path), tuple, clock())

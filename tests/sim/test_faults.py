@@ -14,6 +14,7 @@ from headrace.model.event import (
     Ended,
     FirstToken,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
 )
@@ -26,7 +27,7 @@ from headrace.plane.streams import EPOCH_BITS
 from headrace.report.groups import Latency
 from headrace.report.summary import summarise
 from headrace.sim.experiment import record, without_control
-from headrace.sim.faults import Crash, Fault, Leavers, Reports, Restart, Slow
+from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow
 from headrace.sim.scenario import rows_of
 from headrace.sim.world import World
 from headrace.trace.mix import Fixed
@@ -89,6 +90,36 @@ def test_a_replica_comes_back_in_another_life() -> None:
     assert [life.output_tokens > 0 for life in node.past] == [True, True]
     assert node.past[1].output_tokens == 50  # the one after the crash alone
     assert node.up_ns == ran.world.now - at(2.0)
+
+
+def test_a_replica_that_drains_ends_what_it_has_and_takes_nothing_new() -> None:
+    rows = [*one_replica(), *burst(1, at_s=4.0)]
+    fault = Drain(replica=0, at_s=1.0, time_s=120.0)
+    ran = run(scenario(config=deployment(1), faults=[fault]), 0, rows)
+    assert len(ran.rows(outcome=Outcome.SUCCESS)) == 10
+    assert ran.row(11).reason is Reason.NO_READY_REPLICA
+    (told,) = [r for r in ran.records() if isinstance(r.event, ReplicaDraining)]
+    assert told.now == at(1.0)
+
+
+def test_a_drain_ends_with_its_time_and_what_still_runs_with_it() -> None:
+    rows = [*one_replica(), *burst(1, at_s=4.0)]
+    fault = Drain(replica=0, at_s=1.0, time_s=0.5, back_after_s=0.5)
+    ran = run(scenario(config=deployment(1), faults=[fault]), 0, rows)
+    lost = ran.rows(reason=Reason.REPLICA_LOST, outcome=Outcome.ERROR)
+    assert len(lost) == 10
+    assert {row.ended_at for row in lost} == {at(1.5)}
+    assert ran.row(11).outcome is Outcome.SUCCESS  # by its next life
+    assert not ran.world.draining
+
+
+def test_a_drain_of_what_is_down_changes_nothing() -> None:
+    crash, drain = Crash(replica=0, at_s=1.0), Drain(replica=0, at_s=1.1)
+    settings: tuple[list[Fault], ...] = ([crash], [crash, drain])
+    one, two = (
+        run(scenario(config=deployment(1), faults=faults), 0, one_replica()) for faults in settings
+    )
+    assert one.journal == two.journal
 
 
 def test_a_life_may_begin_before_the_last_ones_end_is_known() -> None:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe, stage_seconds
+from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe
 from headrace.cli.fileless import WHO, fileless
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved
 from headrace.gateway.groups import Groups
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
-from headrace.ports.actuator import Stage
+from headrace.ports.actuator import Stage, stage_seconds
 from headrace.ports.clock import Clock
 from headrace.units import NS_PER_S, DurationNs
 
@@ -77,6 +78,7 @@ def recipe() -> Recipe:
             *("--slots", str(SLOTS), "--context", str(CONTEXT)),
         ),
         model=MODEL,
+        kind=EngineKind.LLAMACPP,
     )
 
 

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from headrace.cli.address import Address, address_of
 from headrace.cli.errors import FAILED, OK, fail
-from headrace.gateway.overview import State
+from headrace.gateway.overview import GroupState, State
+from headrace.ports.actuator import Stage
 
 URL = "http://127.0.0.1:9090"
 TIMEOUT_S = 10.0
@@ -112,7 +113,16 @@ def _state(content: bytes) -> State:
 
 def _screen(state: State) -> Group:
     troubles = [Text(f"{name} is not ready: {why}") for name, why in state.troubles.items()]
-    return Group(_head(state), *troubles, _classes(state), _tenants(state), _replicas(state))
+    groups = [_group(one) for one in state.groups if one.stage != Stage.READY]
+    return Group(
+        _head(state), *troubles, *groups, _classes(state), _tenants(state), _replicas(state)
+    )
+
+
+def _group(group: GroupState) -> Text:
+    """Return the line on a group of processes that does not serve."""
+    why = f": {group.why}" if group.why else ""
+    return Text(f"group {group.group} is {group.stage} for {group.for_s:,.0f} s{why}")
 
 
 def _head(state: State) -> Text:

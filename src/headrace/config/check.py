@@ -348,6 +348,9 @@ def _token_counts(settings: Settings) -> Iterator[Problem]:
     )
     pools = {pool.name: pool.model for pool in settings.deployment.pools}
     real = {pools.get(upstream.pool) for upstream in settings.upstreams}
+    real |= {
+        pool.model for pool in settings.deployment.pools if not pool.replicas
+    }  # may come later
     for i, one in enumerate(spec.models):
         yield from _unknown(f"{at}[{i}].model", "model", one.model, models)
         if isinstance(one, EngineTokenizerSpec) and one.model in models and one.model not in real:

@@ -4,7 +4,6 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
-from enum import StrEnum
 from math import ceil
 from typing import Annotated
 
@@ -166,23 +165,13 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return round(self.noise_percent * 10_000)
 
 
-class EngineDialect(StrEnum):
-    """How an engine is asked for the tokens of a prompt."""
-
-    VLLM = "vllm"
-    LLAMACPP = "llamacpp"
-
-
 class EngineTokenizerSpec(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="engine"
 ):
-    """Count by `/tokenize` of the model's own engines."""
+    """Count by the tokenizer of the model's own engines, as their kind has it."""
 
     model: Name
     """Whose prompts are counted."""
-    dialect: EngineDialect = EngineDialect.VLLM
-    """`vllm`, or `llamacpp`, which counts completions but no chats. vllm: it counts both, and others
-    that count chats have its words."""
 
 
 class FileTokenizerSpec(

@@ -17,7 +17,7 @@ from headrace.gateway.feed import Feed
 from headrace.gateway.grants import Grants
 from headrace.gateway.guard import Guard
 from headrace.gateway.metrics import Metrics, Sources
-from headrace.gateway.overview import Overview
+from headrace.gateway.overview import GroupState, Overview
 from headrace.gateway.steward import Reread, Steward
 from headrace.ports.clock import Clock
 
@@ -39,6 +39,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """By family, what a sink could not keep."""
     grants: Grants
     """Keys that were made while earlier processes ran."""
+    groups: Callable[[], list[GroupState]] = list
+    """Groups of processes that become its engines."""
     filed: Settings | None = None
     """What the configuration file says, where the policy of an earlier process goes on instead."""
     observing: bool = False
@@ -99,7 +101,7 @@ def admin(
         guard,
         steward,
         Metrics(parts.driver, parts.feed, clock, sources, spec.tenant_series),
-        Overview(parts.driver, parts.feed, clock),
+        Overview(parts.driver, parts.feed, clock, parts.groups),
         patience_s=settings.server.header_timeout_s,
         reread=reread,
     )

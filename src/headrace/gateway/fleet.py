@@ -41,9 +41,12 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
 
 
 def joining(settings: Settings, spec: UpstreamSpec, clock: Clock, last: int) -> EngineClient:
-    """Return an engine that somebody started and saw serve, in one of our pools; lives above `last`."""
+    """Return an engine that somebody started and saw serve, in one of our pools; lives above `last`.
+
+    It is up at once, unless its kind is still to be found out.
+    """
     (pool,) = (pool for pool in settings.deployment.pools if pool.name == spec.pool)
-    return _remote(spec, pool, 0, clock, last, proven=True)
+    return _remote(spec, pool, 0, clock, last, proven=spec.kind is not None)
 
 
 def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:

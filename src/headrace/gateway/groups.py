@@ -7,11 +7,15 @@ and up to a deadline, and only then stopped. How many there should be is somebod
 import asyncio
 
 from headrace.config.schema import UpstreamSpec
+from headrace.gateway.overview import GroupState
 from headrace.gateway.server import Gateway
 from headrace.model.ids import PoolName, ReplicaName
-from headrace.ports.actuator import OVER, Actuator, GroupEvent, Stage
+from headrace.ports.actuator import OVER, Actuator, GroupEvent, Stage, stage_seconds
 from headrace.ports.clock import Clock, Timer
-from headrace.units import DurationNs, later
+from headrace.units import DurationNs, elapsed, later, to_seconds
+
+FAILED_KEPT = 100
+"""Groups that were refused or given up, and are told of all the same: the last ones."""
 
 
 class _Going:
@@ -20,6 +24,23 @@ class _Going:
     def __init__(self, gone: "asyncio.Future[GroupEvent]") -> None:
         self.gone = gone
         self.timer: Timer | None = None
+
+
+class _Told:
+    """What was told of a group: the events of its present life, and the loss that led to it."""
+
+    def __init__(self, pool: PoolName) -> None:
+        self.pool = pool
+        self.events: list[GroupEvent] = []
+
+    @property
+    def over(self) -> bool:
+        return bool(self.events) and self.events[-1].stage in OVER
+
+    def add(self, event: GroupEvent) -> None:
+        if self.events and event.life != self.events[-1].life:
+            del self.events[:-1]
+        self.events.append(event)
 
 
 class Groups:
@@ -32,6 +53,7 @@ class Groups:
         self._ready: dict[ReplicaName, UpstreamSpec] = {}
         self._rising: dict[ReplicaName, asyncio.Future[GroupEvent]] = {}
         self._going: dict[ReplicaName, _Going] = {}
+        self._told: dict[ReplicaName, _Told] = {}
         actuator.connect(self._heard)
 
     @property
@@ -39,9 +61,30 @@ class Groups:
         """The groups that serve, or could."""
         return tuple(self._ready)
 
+    def states(self) -> list[GroupState]:
+        """Return how far each is, in the order in which they were asked for."""
+        now, found = self._clock.now(), []
+        for name, told in self._told.items():
+            if not told.events:
+                continue  # nobody has said anything of it yet
+            last = told.events[-1]
+            found.append(
+                GroupState(
+                    group=name,
+                    pool=told.pool,
+                    life=last.life,
+                    stage=last.stage,
+                    for_s=to_seconds(elapsed(last.at, now)),
+                    seconds={str(on): took for on, took in stage_seconds(told.events).items()},
+                    why=last.why,
+                )
+            )
+        return found
+
     def attach(self, gateway: Gateway) -> None:
         """Serve by what is ready, and by what will be."""
         self._gateway = gateway
+        gateway.groups = self.states
         for spec in self._ready.values():
             gateway.join(spec)
 
@@ -51,6 +94,8 @@ class Groups:
 
     def grow(self, name: ReplicaName, pool: PoolName) -> "asyncio.Future[GroupEvent]":
         """Ask for one more group; return what ends the wait for it: that it is ready, or over."""
+        self._told.pop(name, None)
+        self._told[name] = _Told(pool)
         risen = self._rising[name] = asyncio.get_running_loop().create_future()
         self._actuator.start(name, pool)
         return risen
@@ -73,6 +118,7 @@ class Groups:
 
     def _heard(self, event: GroupEvent) -> None:
         name, over = event.group, event.stage in OVER
+        self._note(event)
         if event.stage is Stage.READY:
             self._join(name)
         elif over or event.stage in (Stage.LOST, Stage.STOPPING):
@@ -86,9 +132,23 @@ class Groups:
                 going.timer.cancel()
             _settle(going.gone, event)
 
+    def _note(self, event: GroupEvent) -> None:
+        """Keep what is told, but of groups that were given back."""
+        if (told := self._told.get(event.group)) is None:
+            return
+        told.add(event)
+        if event.stage is Stage.STOPPED:
+            del self._told[event.group]
+        elif event.stage in OVER:
+            failed = [one for one, its in self._told.items() if its.over]
+            for one in failed[:-FAILED_KEPT]:
+                del self._told[one]
+
     def _join(self, name: ReplicaName) -> None:
         (group,) = (one for one in self._actuator.groups() if one.name == name)
-        spec = self._ready[name] = UpstreamSpec(url=group.url, pool=group.pool, name=name)
+        spec = self._ready[name] = UpstreamSpec(
+            url=group.url, pool=group.pool, name=name, kind=group.kind
+        )
         if self._gateway is not None:
             self._gateway.join(spec)
 

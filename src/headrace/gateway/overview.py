@@ -1,6 +1,6 @@
 """Everything at a glance, for people: what `GET /state` answers and `headrace top` shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -82,6 +82,22 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
     """None: it never reported."""
 
 
+class GroupState(Struct, frozen=True, kw_only=True):
+    """One group of engine processes that was asked for and not given back."""
+
+    group: str
+    pool: str
+    life: int
+    stage: str
+    for_s: float
+    """How long it has been at this stage."""
+    seconds: dict[str, float]
+    """By stage of this life, how long it took since the one before; its first also holds the pause since
+    the last life was lost."""
+    why: str
+    """Of a stage that nobody asked for, as far as it is known."""
+
+
 class State(Struct, frozen=True, kw_only=True):
     """The whole gateway at one instant."""
 
@@ -101,6 +117,8 @@ class State(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaState]
     troubles: dict[str, str] = {}
     """Why replicas are not ready, by name, as far as that is known."""
+    groups: list[GroupState] = []
+    """Of a gateway that starts its engines itself."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -126,9 +144,11 @@ class Taken(Struct, frozen=True, kw_only=True):
 class Overview:
     """Takes the state of one gateway."""
 
-    def __init__(self, driver: Driver, feed: Feed, clock: Clock) -> None:
+    def __init__(
+        self, driver: Driver, feed: Feed, clock: Clock, groups: Callable[[], list[GroupState]]
+    ) -> None:
         """Count the uptime from here."""
-        self._driver, self._feed, self._clock = driver, feed, clock
+        self._driver, self._feed, self._clock, self._groups = driver, feed, clock, groups
         self._born = clock.now()
 
     def take(self, labels: Labels, *, frozen: bool) -> Taken:
@@ -150,6 +170,7 @@ class Overview:
             tenants=[],
             replicas=self._replicas(now),
             troubles={one.name: one.trouble for one in driver.engines if one.trouble is not None},
+            groups=self._groups(),
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 

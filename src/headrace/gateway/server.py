@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
+from headrace.gateway.overview import GroupState
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
@@ -35,7 +36,6 @@ from headrace.gateway.tokenizers import counting
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical, digest
-from headrace.ports.engine import EngineClient
 from headrace.units import MIB
 
 T = TypeVar("T")
@@ -153,6 +153,8 @@ class Gateway:
     admin: Admin | None = None
     socks: tuple[socket.socket, socket.socket | None] | None = None
     """Where callers and operators come in, while it serves."""
+    groups: Callable[[], list[GroupState]] = list
+    """What tells the groups of processes that become its engines."""
     _admin_server: AdminServer | None = None
     _aside = False  # another process may have listeners and record
     _joined = 0
@@ -198,7 +200,7 @@ class Gateway:
         )
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
-        self.app = self._app(keys, clock, fleet, _told(self.driver.shadow, beside))
+        self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -210,6 +212,7 @@ class Gateway:
                 audit=audit,
                 decisions=None if observing else decisions,
                 grants=grants,
+                groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
                 filed=filed,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
@@ -316,10 +319,9 @@ class Gateway:
         self,
         keys: KeyRing,
         clock: LoopClock,
-        fleet: Sequence[EngineClient],
         told: Callable[[RequestId], str | None] | None,
     ) -> App:
-        tokenizers = counting(self._settings, fleet, clock)
+        tokenizers = counting(self._settings, lambda: self.driver.engines, clock)
         if tokenizers is not None:
             self._files.callback(tokenizers.close)
         return App(

@@ -1,24 +1,25 @@
 """Which tokenizers does a configuration name? Engines' own, or files of ours."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headrace.adapters.engines.remote import RemoteEngine
-from headrace.adapters.tokens.engine import LLAMACPP, VLLM, EngineTokenizer
+from headrace.adapters.tokens.engine import EngineTokenizer
 from headrace.adapters.tokens.local import LocalTokenizer
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import EngineDialect, EngineTokenizerSpec, FileTokenizerSpec, Settings
+from headrace.config.schema import EngineTokenizerSpec, FileTokenizerSpec, Settings
 from headrace.gateway.counting import Counting
 from headrace.model.ids import ModelName
 from headrace.ports.clock import Clock
 from headrace.ports.engine import EngineClient
 from headrace.ports.tokens import TokenCounter
 
-_DIALECTS = {EngineDialect.VLLM: VLLM, EngineDialect.LLAMACPP: LLAMACPP}
+Engines = Callable[[], Iterable[EngineClient]]
+"""What tells the engines that are there just then: some come and go while we run."""
 
 
-def counting(settings: Settings, engines: Sequence[EngineClient], clock: Clock) -> Counting | None:
+def counting(settings: Settings, engines: Engines, clock: Clock) -> Counting | None:
     """Return what counts prompts, or None; raises ConfigError for files that cannot be read."""
     spec = settings.token_counts
     if spec is None:
@@ -37,14 +38,14 @@ def counting(settings: Settings, engines: Sequence[EngineClient], clock: Clock) 
 
 
 def _of_engines(
-    settings: Settings,
-    spec: EngineTokenizerSpec,
-    engines: Sequence[EngineClient],
-    clock: Clock,
+    settings: Settings, spec: EngineTokenizerSpec, engines: Engines, clock: Clock
 ) -> EngineTokenizer:
     pools = {pool.name for pool in settings.deployment.pools if pool.model == spec.model}
-    real = [one for one in engines if isinstance(one, RemoteEngine) and one.pool in pools]
-    return EngineTokenizer(real, clock, _DIALECTS[spec.dialect])
+
+    def there() -> list[RemoteEngine]:
+        return [one for one in engines() if one.pool in pools and isinstance(one, RemoteEngine)]
+
+    return EngineTokenizer(there, clock)
 
 
 def _of_file(spec: FileTokenizerSpec, threads: int, path: str) -> LocalTokenizer:

@@ -5,14 +5,16 @@ and told of: it may take minutes, come in part, be refused or be lost, so nothin
 return of a call. Whoever asks hears of every stage, timed on the gateway's own clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Protocol
 
 from msgspec import Struct
 
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
-from headrace.units import InstantNs
+from headrace.units import InstantNs, elapsed, to_seconds
 
 
 class Stage(StrEnum):
@@ -57,6 +59,13 @@ class GroupEvent(Struct, frozen=True, kw_only=True):
     """For people; no part of anybody's request is in it."""
 
 
+def stage_seconds(events: Sequence[GroupEvent]) -> dict[Stage, float]:
+    """Return how long each stage of one life took since the one before it; they add up to the whole."""
+    return {
+        after.stage: to_seconds(elapsed(before.at, after.at)) for before, after in pairwise(events)
+    }
+
+
 class Group(Struct, frozen=True, kw_only=True):
     """A group as it stands."""
 
@@ -66,6 +75,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """Where its present life is."""
     url: str
     """Where it listens, or will."""
+    kind: EngineKind | None = None
+    """Which software it is; None: whoever talks to it finds out."""
     ranks: int
     """How many processes it consists of."""
     running: int

@@ -93,8 +93,8 @@ class Checker:
         for request in world.cut_off:
             row = world.concluded[request]
             served = _serving(world, row.model, row.slo_class)
-            up = [node.name for node in world.nodes if node.name in world.announced]
-            able = [name for name in up if _pool_of(world, name) in served]
+            up = world.announced.keys() - world.draining
+            able = [name for name in sorted(up) if _pool_of(world, name) in served]
             hold(world, "INV-11", not able, f"{request} never ended, though {able} are up")
         for request, row in world.concluded.items():
             times_are_causal(world, request, row)
@@ -146,6 +146,8 @@ class Checker:
         life = world.announced.get(effect.replica)
         place = f"{effect.replica} in life {effect.incarnation}"
         hold(world, "INV-9", life == effect.incarnation, f"{request} sent to {place}, not ready")
+        going = effect.replica in world.draining
+        hold(world, "INV-9", not going, f"{request} sent to {place}, which is to go")
         pool = _pool_of(world, effect.replica)
         spec = next(p for p in world.scenario.deployment.pools if p.name == pool)
         able = not spec.classes or effect.slo_class in spec.classes

@@ -1,6 +1,6 @@
 """What goes wrong, and when: plain data, drawn beforehand, so that a run is its seed.
 
-The plane is told of nothing here; it sees lost, late and repeated events as it would live.
+The plane is told of nothing here but a drain; it sees lost, late and repeated events as it would live.
 """
 
 from typing import Annotated
@@ -22,6 +22,19 @@ class Crash(
     """Until the driver tells the plane that the replica is down."""
     streams_break: bool = True
     """Whether each stream's end is seen too, before the replica is known to be down."""
+    back_after_s: _Seconds | None = None
+    """None: it stays away."""
+
+
+class Drain(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="drain"
+):
+    """A replica is to go: it takes nothing new, and has its time for what it holds."""
+
+    replica: Annotated[int, Meta(ge=0)]
+    at_s: _Seconds
+    time_s: _Seconds = 30.0
+    """From then until it is stopped, with what still runs there."""
     back_after_s: _Seconds | None = None
     """None: it stays away."""
 
@@ -64,4 +77,4 @@ class Restart(
     checkpoint_age_s: _Seconds = 0.5
 
 
-Fault = Crash | Slow | Reports | Leavers | Restart
+Fault = Crash | Drain | Slow | Reports | Leavers | Restart

@@ -12,7 +12,7 @@ from headrace.config.check import Severity, problems
 from headrace.config.errors import ConfigError, Fault
 from headrace.config.schema import Settings
 from headrace.config.tree import read_tree
-from headrace.sim.faults import Crash, Slow
+from headrace.sim.faults import Crash, Drain, Slow
 from headrace.sim.scenario import Scenario
 from headrace.units import BLOCK_TOKENS
 
@@ -56,7 +56,7 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from _chunks(scenario)
     replicas = sum(pool.replicas for pool in deployment.pools)
     for nth, fault in enumerate(scenario.faults):
-        if isinstance(fault, Crash | Slow) and fault.replica >= replicas:
+        if isinstance(fault, Crash | Drain | Slow) and fault.replica >= replicas:
             yield (
                 f"$.faults[{nth}].replica",
                 f"no replica {fault.replica}: there are {replicas}, counted from 0",

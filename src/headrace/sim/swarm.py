@@ -18,7 +18,7 @@ from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.sim.checks import Checker
-from headrace.sim.faults import Crash, Fault, Leavers, Reports, Restart, Slow
+from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow
 from headrace.sim.scenario import Scenario
 from headrace.sim.world import World
 from headrace.trace.generate import generate
@@ -82,6 +82,8 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
+    if faults:
+        faults += _drains(stream(seed, "drains"), replicas, span)
     scenario = Scenario(
         name=f"swarm-{seed}",
         deployment=deployment,
@@ -286,6 +288,19 @@ def _faults(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
                     Restart(at_s=rng.uniform(0, span), checkpoint_age_s=rng.choice((0.0, 0.5, 3.0)))
                 )
     return tuple(made)
+
+
+def _drains(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
+    """Draw no replica that is to go, or one or two."""
+    return tuple(
+        Drain(
+            replica=rng.randrange(replicas),
+            at_s=rng.uniform(0, span),
+            time_s=rng.choice((0.0, 0.5, 5.0, 60.0)),
+            back_after_s=rng.choice((None, 0.05, 2.0)),
+        )
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )
 
 
 def _changes(

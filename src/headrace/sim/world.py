@@ -19,6 +19,7 @@ from headrace.model.event import (
     Event,
     ProgressTick,
     ReplicaDown,
+    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -44,7 +45,7 @@ from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
-from headrace.sim.faults import Crash, Leavers, Reports, Restart
+from headrace.sim.faults import Crash, Drain, Leavers, Reports, Restart
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
@@ -86,6 +87,8 @@ class World:
         """Restarts so far."""
         self.announced: dict[ReplicaName, Incarnation] = {}
         """The lives that the plane was told of and whose end it was not told of."""
+        self.draining: set[ReplicaName] = set()
+        """Of these, the ones that take nothing new."""
         self.cut_off: list[RequestId] = []
         """Requests that had not ended when the run had to."""
         self._sink, self._decisions, self._after = sink, decisions, after
@@ -135,7 +138,7 @@ class World:
         for at in range(len(self.nodes)):
             self._start(at)
         for at, fault in enumerate(self.scenario.faults):
-            if isinstance(fault, Crash):
+            if isinstance(fault, Crash | Drain):
                 self._agenda.push(InstantNs(seconds(fault.at_s)), Kind.FAULT, at, fault)
             elif isinstance(fault, Restart):
                 when = max(0.0, fault.at_s - fault.checkpoint_age_s)
@@ -238,6 +241,7 @@ class World:
         if before is not None and self.engines.shown(before):
             self._down(node.name, before)  # the new life tells of the old one's end
         self.announced[node.name] = incarnation
+        self.draining.discard(node.name)
         self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
 
     def _engine(self, entity: int, event: object) -> None:
@@ -298,6 +302,8 @@ class World:
         match event:
             case Crash():
                 self._crash(event)
+            case Drain():
+                self._drain(event)
             case Restart():
                 self._restart()
             case PlaneConfig():
@@ -328,6 +334,24 @@ class World:
             for attempt in lost:
                 self._break(attempt)
 
+    def _drain(self, fault: Drain) -> None:
+        """Send a replica nothing new, and stop it once it had its time."""
+        node = self.nodes[fault.replica]
+        incarnation = self.announced.get(node.name)
+        if node.engine is None or node.engine.incarnation != incarnation:
+            return
+        self.draining.add(node.name)
+        self.tell(ReplicaDraining(replica=node.name, incarnation=incarnation))
+        stop = Crash(
+            replica=fault.replica,
+            at_s=fault.at_s + fault.time_s,
+            noticed_after_s=0.0,
+            streams_break=False,
+            back_after_s=fault.back_after_s,
+        )
+        entity = len(self.scenario.faults) + fault.replica
+        self._agenda.push(later(self.now, seconds(fault.time_s)), Kind.FAULT, entity, stop)
+
     def _break(self, attempt: AttemptId) -> None:
         """End an attempt whose connection broke, unless it was ended meanwhile."""
         if attempt in self.engines.attempts:
@@ -343,6 +367,7 @@ class World:
         """Tell the plane what it may know already, from a later life."""
         if self.announced.get(replica) == incarnation:
             del self.announced[replica]
+            self.draining.discard(replica)
         timings = self.engines.shown(incarnation)
         self.tell(ReplicaDown(replica=replica, incarnation=incarnation, timings=timings))
         self.engines.forget(incarnation)
@@ -352,6 +377,7 @@ class World:
         assert self._saved is not None, "a restart follows its checkpoint"
         self.engines.cut(self.now)
         self.announced.clear()
+        self.draining.clear()
         self.epoch += 1
         self.plane = Plane.thaw(self._saved)
         self._timer = None

@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.adapters.actuators.process.actuator import stage_seconds
 from headrace.adapters.actuators.process.records import KEPT, MARK, Child, Records, stat
-from headrace.ports.actuator import Stage
+from headrace.ports.actuator import Stage, stage_seconds
 from headrace.units import to_seconds
 from tests.adapters.actuators.scenes import POOL, lives, scene, until
 

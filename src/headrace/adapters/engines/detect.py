@@ -9,19 +9,14 @@ import msgspec
 from msgspec import Raw
 
 from headrace.adapters.engines.exposition import kind_of
-from headrace.adapters.engines.fetch import Answer, Fetch
+from headrace.adapters.engines.fetch import Answer, Fetch, look
 from headrace.adapters.engines.kinds import KINDS
 from headrace.adapters.upstream.client import Upstream
-from headrace.adapters.upstream.exchange import Timeouts
 from headrace.model.engine import EngineKind
 from headrace.ports.clock import Clock
-from headrace.units import NS_PER_S, DurationNs, later
 
 EMULATED_MARK = "headrace_engine_"
 """How a metric begins that only the emulated engine has: the rest it shares with vLLM."""
-PAGE_MAX = 4_194_304
-"""Bytes of a page of metrics. 4 MiB: a hundred times a usual one."""
-_WAIT_NS = DurationNs(2 * NS_PER_S)
 
 _PREFIXES = {EngineKind.EMULATED: (EMULATED_MARK,)} | {
     kind: traits.prefixes for kind, traits in KINDS.items() if kind is not EngineKind.EMULATED
@@ -69,11 +64,7 @@ class Detection:
 
     def _look(self) -> None:
         path = _LOOKS[self._next][0]
-        waits = Timeouts(first_byte_ns=_WAIT_NS, deadline=later(self._clock.now(), 2 * _WAIT_NS))
-        self._fetch = Fetch(
-            lambda listener: self._upstream.get(path, listener, waits, answer_limit=PAGE_MAX),
-            self._looked,
-        )
+        self._fetch = look(self._upstream, self._clock, path, self._looked)
 
     def _looked(self, answer: Answer) -> None:
         kind = _LOOKS[self._next][1](answer.body) if answer.good else None

@@ -4,10 +4,16 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from headrace.adapters.upstream.exchange import Exchange, Listener, Result
+from headrace.adapters.upstream.client import Upstream
+from headrace.adapters.upstream.exchange import Exchange, Listener, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
+from headrace.ports.clock import Clock
 from headrace.ports.upstream import UpstreamError
+from headrace.units import NS_PER_S, DurationNs, later
 
+PAGE_MAX = 4_194_304
+"""Bytes of a page that is looked at. 4 MiB: a hundred times a usual page of metrics."""
+_WAIT_NS = DurationNs(2 * NS_PER_S)
 _OK = 200
 
 
@@ -53,3 +59,14 @@ class Fetch:
         """Hand it over."""
         self._exchange = None
         self._then(Answer(status=result.status, body=self._body, error=result.error))
+
+
+def brief(clock: Clock) -> Timeouts:
+    """Return how long a question may take that is asked now and again: 2 s to its answer, 4 s in all."""
+    return Timeouts(first_byte_ns=_WAIT_NS, deadline=later(clock.now(), DurationNs(2 * _WAIT_NS)))
+
+
+def look(upstream: Upstream, clock: Clock, path: str, then: Callable[[Answer], None]) -> Fetch:
+    """Ask for a page."""
+    waits = brief(clock)
+    return Fetch(lambda listener: upstream.get(path, listener, waits, answer_limit=PAGE_MAX), then)

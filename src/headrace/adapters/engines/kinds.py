@@ -83,6 +83,8 @@ class Tokenize(Struct, frozen=True, kw_only=True):
     """The field of the answer that is the count; None: `tokens` is a list to be counted."""
     chats: bool
     """Whether it takes `messages` too, and applies the chat template."""
+    more: dict[str, bool] = {}
+    """What it is told beside a text, so that it counts the text as it would complete it."""
 
 
 class Preemption(StrEnum):
@@ -209,7 +211,13 @@ KINDS: dict[EngineKind, Traits] = {
             Signal.PREFIX_HIT: ("prompt_tokens_cached",),
         },
         expected=_LOAD,
-        tokenize=Tokenize(text="content", count=None, chats=False),
+        # It begins completions with its first token, and adds none when it is asked.
+        tokenize=Tokenize(
+            text="content",
+            count=None,
+            chats=False,
+            more={"add_special": True, "parse_special": True},
+        ),
     ),
     # Known by its metrics alone: what else it is able to do nobody has looked at.
     EngineKind.TRTLLM: Traits(

@@ -2,9 +2,10 @@
 
 python -m headrace.adapters.engines.llamacpp_server --model FILE.gguf --alias NAME --port PORT
 
-It listens on this machine alone and fetches nothing. Signals end it at once: whoever stops it has
-drained it before. It takes half of the processors: its threads wait for each other by spinning, and
-two on two busy processors measured twenty times slower than one.
+It listens on this machine alone, prints `ready` with its address once the model is loaded, and fetches
+nothing. Signals end it at once: whoever stops it has drained it before. It takes half of the processors:
+its threads wait for each other by spinning, and two on two busy processors measured twenty times slower
+than one.
 """
 
 import argparse
@@ -15,6 +16,9 @@ from importlib import import_module
 from pathlib import Path
 
 HOST = "127.0.0.1"
+HTTP_THREADS = 64
+"""Each answer takes one of them until it ends, and so do `/health` and `/metrics`. 64: with as many as it
+would take by itself, eight requests leave its health unanswered."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,13 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     params = xllamacpp.CommonParams()
     params.model.path, params.model_alias = str(path), {told.alias}
     params.hostnames, params.port = [HOST], told.port
-    params.offline = True
+    params.offline, params.n_threads_http = True, HTTP_THREADS
     params.n_parallel, params.n_ctx = told.slots, told.slots * told.context
     params.n_batch = params.n_ubatch = told.batch
     params.endpoint_metrics = params.endpoint_slots = params.cont_batching = True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = told.threads
     server = xllamacpp.Server(params)
-    assert server is not None  # it serves from threads of its own, as long as it is referred to
+    # It serves from threads of its own, as long as it is referred to.
+    print("ready", server.listening_address, flush=True)  # noqa: T201 - for whoever started it
     signal.pause()
 
 
@@ -48,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="llama.cpp's server, for one model.")
     parser.add_argument("--model", required=True, help="GGUF file")
     parser.add_argument("--alias", required=True, help="name it serves the model by")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
     parser.add_argument("--slots", type=int, default=4, help="answers at once")
     parser.add_argument("--context", type=int, default=2_048, help="tokens of each slot")
     parser.add_argument("--batch", type=int, default=128, help="tokens of a step at most")

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from headrace.adapters.engines.detect import Detection
 from headrace.adapters.engines.exposition import Load
-from headrace.adapters.engines.fetch import Answer, Fetch
+from headrace.adapters.engines.fetch import Answer, Fetch, brief, look
 from headrace.adapters.engines.kinds import KINDS, Feature, Traits
 from headrace.adapters.engines.outgoing import edited, marked
 from headrace.adapters.engines.overload import is_full
@@ -47,7 +47,6 @@ _EMPTY = b"{}"
 _EARLY_NS = DurationNs(NS_PER_S // 10)
 """By so much a look may come before its time: polls come once a second, some a little early, and one that
 is missed is a second lost."""
-_PROBE_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
 """Probes in a row that end in an error or in silence, before an engine counts as down. A name that
 cannot be looked up is one of them: resolvers fail for a moment, and open connections go on."""
@@ -180,9 +179,7 @@ class RemoteEngine:
         if self._probe is None and not self._closed:
             self._probe_at = later(now, PROBE_NS - _EARLY_NS)
             path = self.traits.health_path
-            self._probe = Fetch(
-                lambda listener: self.upstream.get(path, listener, self._waits()), self._probed
-            )
+            self._probe = look(self.upstream, self._clock, path, self._probed)
 
     def close(self) -> None:
         """Close every connection."""
@@ -263,7 +260,7 @@ class RemoteEngine:
             elif self._doubted or not self.is_up:
                 self._probe = Fetch(
                     lambda listener: self.upstream.ask(
-                        Route.CHAT, _EMPTY, listener, timeouts=self._waits()
+                        Route.CHAT, _EMPTY, listener, timeouts=brief(self._clock)
                     ),
                     self._keyed,
                 )
@@ -359,11 +356,6 @@ class RemoteEngine:
         self.is_up = False
         self._let_go()
         self.tell.down(self)
-
-    def _waits(self) -> Timeouts:
-        """Return how long a probe that starts now may take."""
-        end = later(self.now(), DurationNs(2 * _PROBE_WAIT_NS))
-        return Timeouts(first_byte_ns=_PROBE_WAIT_NS, deadline=end)
 
     def _let_go(self) -> None:
         """Stop every attempt and forget it; ask for no load."""

@@ -10,21 +10,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.adapters.engines.detect import PAGE_MAX
 from headrace.adapters.engines.exposition import Load, load_of, load_of_slots
-from headrace.adapters.engines.fetch import Answer, Fetch
+from headrace.adapters.engines.fetch import Answer, Fetch, look
 from headrace.adapters.engines.kinds import Traits
 from headrace.adapters.upstream.client import Upstream
-from headrace.adapters.upstream.exchange import Timeouts
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.upstream import PoolFullError
-from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, later
 
 _log = logging.getLogger(__name__)
 SPREAD_NS = 200 * NS_PER_MS
 """Engines are asked at instants spread over this, each at its own: pages of hundreds of engines, read
 in one turn of the loop, would hold up every stream. 200 ms: a fifth of the usual period."""
-_WAIT_NS = DurationNs(2 * NS_PER_S)
 FAILURES = 3
 """Scrapes in a row without an answer before that is told: one may be lost to a busy machine."""
 PATH, UNREADABLE, SILENT = "path", "unreadable", "silent"
@@ -71,9 +68,10 @@ class Scrape:
         asked_at = self._clock.now()
         path = traits.slots_path if self._by_slots else traits.metrics_path
         assert path is not None, "it tells its load nowhere"
-        waits = Timeouts(first_byte_ns=_WAIT_NS, deadline=later(asked_at, 2 * _WAIT_NS))
-        self._fetch = Fetch(
-            lambda listener: self._upstream.get(path, listener, waits, answer_limit=PAGE_MAX),
+        self._fetch = look(
+            self._upstream,
+            self._clock,
+            path,
             lambda answer: self._answered(traits, answer, asked_at),
         )
 

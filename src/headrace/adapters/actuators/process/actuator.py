@@ -7,9 +7,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +17,11 @@ from msgspec import Meta, Struct
 from headrace.adapters.actuators.process.look import climb
 from headrace.adapters.actuators.process.ranks import LOOK_S, Ranks
 from headrace.adapters.actuators.process.records import Records
+from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.ports.clock import Clock
-from headrace.units import MIB, InstantNs, elapsed, seconds, to_seconds
+from headrace.units import MIB, InstantNs, elapsed, seconds
 
 KEPT = 1_000
 """Stage events that are kept to be read, of all groups together."""
@@ -39,6 +39,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """The program and its arguments; in each, `{port}` is the group's port, `{rank}` a number from 0."""
     model: str
     """What the engine calls its model, as it is asked for a token."""
+    kind: EngineKind | None = None
+    """Which software it is; None: whoever talks to it finds out."""
     env: Mapping[str, str] = {}
     """Added to what is passed on of our own environment (`ranks.PASSED`)."""
     ranks: Annotated[int, Meta(ge=1, le=1_024)] = 1
@@ -124,6 +126,7 @@ class ProcessActuator:
                 pool=held.pool,
                 stage=held.stage,
                 url=f"http://{HOST}:{held.port}",
+                kind=held.recipe.kind,
                 ranks=held.recipe.ranks,
                 running=0 if held.ranks is None else held.ranks.running,
             )
@@ -256,10 +259,3 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     for name, word in words.items():
         text = text.replace(f"{{{name}}}", word)
     return text
-
-
-def stage_seconds(events: Sequence[GroupEvent]) -> dict[Stage, float]:
-    """Return how long each stage of one life took since the one before it; they add up to the whole."""
-    return {
-        after.stage: to_seconds(elapsed(before.at, after.at)) for before, after in pairwise(events)
-    }
