@@ -26,7 +26,7 @@ _BUILT = Path(__file__).parents[2] / "build" / "vllm"
 
 
 def run(quick: bool) -> Result:
-    """Measure: some eight minutes, or two with a single short run of each."""
+    """Measure: some ten minutes, or two and a half with a single short run of each."""
     home = vllm.environment() or (_BUILT if (_BUILT / ".stamp").exists() else None)
     if home is None:
         print("vllm: absent, no environment of vLLM here")
