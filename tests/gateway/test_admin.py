@@ -295,6 +295,21 @@ async def test_a_wrong_change_changes_nothing(body: Any, words: str, tmp_path: P
     gateway.finish()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/policy", "/reload", "/freeze", "/drain"),
+        *("/key/generate", "/key/update", "/key/delete"),
+    ],
+)
+@pytest.mark.parametrize("body", [b"[" * 60_000, b'{"keys":' * 8_000, b'{"a":' + b"[" * 60_000])
+async def test_what_is_nested_too_deeply_is_refused(path: str, body: bytes) -> None:
+    gateway = Managed(reread=lambda: gateway.settings)
+    caller = await gateway.order(path, body)
+    assert (caller.status, caller.error["code"]) == (400, "invalid_value")
+    gateway.finish()
+
+
 async def test_a_change_that_makes_little_sense_is_made_with_a_warning() -> None:
     gateway = Managed()
     caller = await gateway.order("/policy", {"window": {"prefill_ms": 1}})

@@ -23,6 +23,8 @@ from tests.gateway.scenes import KEYS, Caller, ObedientEngine, deployment, keys,
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 Told = dict[str, Any]
+EMPTY: tuple[Any, ...] = (0, False, "")
+"""What says nothing to Python, and something that cannot be done to us."""
 NO_LIMITS: Told = {
     "models": [],
     "tpm_limit": None,
@@ -117,6 +119,29 @@ async def test_a_withdrawn_key_opens_nothing_and_who_is_in_ends_well() -> None:
     gateway.finish()
 
 
+async def test_what_is_named_twice_counts_once() -> None:
+    gateway = Managed()
+    told = await made(gateway, key_alias="one", models=["m", "other", "m"])
+    assert told["models"] == ["m", "other"]
+    changed = await gateway.order("/key/update", {"key": "one", "models": ["m", "m"]})
+    assert changed.json["models"] == ["m"]
+    gone = await gateway.order(
+        "/key/delete", {"keys": ["one", told["key"], "one"], "key_aliases": ["one"]}
+    )
+    assert gone.json["deleted_keys"] == ["one"]
+    gateway.finish()
+
+
+async def test_what_says_nothing_asks_for_the_defaults() -> None:
+    gateway = Managed()
+    nothing = {**NO_LIMITS, "key_alias": None, "team_id": None}
+    told = await made(gateway, **nothing)
+    assert told["team_id"] == told["key_alias"]
+    assert {name: told[name] for name in NO_LIMITS} == NO_LIMITS
+    assert (await made(gateway, **{**nothing, "team_id": "free"}))["team_id"] == "free"
+    gateway.finish()
+
+
 async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
     gateway = Managed()
     key = (await made(gateway, key_alias="one"))["key"]
@@ -141,6 +166,33 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ("generate", {"key_alias": "free"}, 400, "invalid_value", "`free` is already"),
         ("generate", {"key_alias": "a b"}, 400, "invalid_value", "name"),
         ("generate", {"key_alias": 7}, 400, "invalid_value", "name"),
+        *(
+            ("generate", {name: value}, 400, "invalid_value", name.removeprefix("key_"))
+            for name in ("tpm_limit", "rpm_limit", "max_parallel_requests")
+            for value in (*EMPTY, [], 0.0)
+        ),
+        *(
+            (path, {**more, "models": value}, 400, "invalid_value", "models")
+            for path, more in (("generate", {}), ("update", {"key": "own"}))
+            for value in (*EMPTY, {})
+        ),
+        *(
+            ("generate", {name: value}, 400, "invalid_value", said)
+            for name, said in (("key_alias", "name"), ("team_id", "tenant"))
+            for value in (*EMPTY, [], "a\n", "a\n\n", "\na")
+        ),
+        ("generate", {"team_id": "free", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),
+        ("generate", {"team_id": "free", "models": ["m"]}, 400, "invalid_value", "models"),
+        *(("update", {"key": value}, 400, "invalid_value", "alias") for value in (*EMPTY, [])),
+        ("update", {"key": "own", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),
+        *(
+            ("delete", {name: value}, 400, "invalid_value", "array")
+            for name in ("keys", "key_aliases")
+            for value in (*EMPTY, {})
+        ),
+        ("delete", {"keys": [""]}, 400, "invalid_value", "alias"),
+        ("delete", {"keys": []}, 400, "invalid_value", "key_aliases"),
+        ("delete", {"keys": ["own"] * 1_001}, 400, "invalid_value", "1000"),
         ("generate", {"rpm_limit": -1}, 400, "invalid_value", "rpm_limit"),
         ("generate", {"models": ["nope"]}, 400, "invalid_value", "nope"),
         ("generate", [], 400, "invalid_value", "object"),
@@ -280,11 +332,23 @@ async def test_a_restart_on_a_journal_goes_on_with_the_keys_under_the_same_revis
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"version":1,"grants":[{"key":1}]}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"\xff", b"[" * 100_000),
+        *(b'{"version":1,"grants":[{"key":1}]}', b'{"version":2}', b'{"version":2,"more":[]}'),
+    ],
+)
 async def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, content: bytes) -> None:
     """Better none than one in which keys that were withdrawn, or made, are forgotten."""
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(ConfigError, match=r"keys\.json: cannot be read"):
+        Grants(tmp_path)
+
+
+async def test_a_file_of_another_version_is_named_so(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b'{"version":2,"grants":[],"more":1}')
+    with pytest.raises(ConfigError, match="of version 2, and only 1 is known"):
         Grants(tmp_path)
 
 

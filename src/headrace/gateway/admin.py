@@ -235,6 +235,9 @@ class Admin:
             return msgspec.json.decode(content or b"{}", type=type_)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+        except RecursionError:
+            message = "The body is nested too deeply."
+            raise ChangeRefusedError(400, "invalid_value", message) from None
 
 
 def _page(request: Request, rows: tuple[T, ...]) -> tuple[T, ...]:

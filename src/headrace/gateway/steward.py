@@ -235,7 +235,7 @@ class Steward:
         if self.frozen:
             raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
         found = changes(self.settings, settings)
-        before = problems(self.settings)
+        before = set(problems(self.settings))
         told = [one for one in problems(settings) if one not in before]
         wrong = [one for one in told if one.severity is Severity.ERROR]
         if wrong:
