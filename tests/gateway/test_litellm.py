@@ -239,6 +239,19 @@ async def test_keys_are_made_where_keys_are_asked_for_and_nothing_is_frozen() ->
     frozen.finish()
 
 
+async def test_a_key_is_withdrawn_while_changes_are_frozen() -> None:
+    gateway = Managed()
+    key = (await made(gateway, key_alias="leaked"))["key"]
+    await gateway.order("/freeze")
+    for path, asked in (("generate", {}), ("update", {"key": "leaked", "rpm_limit": 1})):
+        assert (await gateway.order(f"/key/{path}", asked)).error["code"] == "frozen"
+    gone = await gateway.order("/key/delete", {"keys": [key]})
+    assert (gone.status, gone.json["deleted_keys"]) == (200, ["leaked"])
+    assert await status(gateway, key) == 401
+    assert (await gateway.look("/policy")).json["frozen"] is True
+    gateway.finish()
+
+
 async def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.gateway.litellm.GRANTS_MAX", 1)
     gateway = Managed()

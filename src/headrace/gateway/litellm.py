@@ -91,7 +91,8 @@ class Keys:
             raise ChangeRefusedError(400, "invalid_value", message)
         gone = dict.fromkeys(one.key.name for one in self._granted(told))
         grants = tuple(one for one in self._grants if one.key.name not in gone)
-        applied = self._steward.grant(who, f"key delete {', '.join(gone)}", grants)
+        what = f"key delete {', '.join(gone)}"
+        applied = self._steward.grant(who, what, grants, withdraws=True)
         return {"deleted_keys": list(gone), "revision": applied.revision}
 
     def info(self, asked: str | None) -> dict[str, Any]:

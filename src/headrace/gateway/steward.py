@@ -132,6 +132,8 @@ class Steward:
         """The keys that were made while it ran; they are in the settings."""
         self.frozen = False
         """Whether changes of policy and of scale are refused."""
+        self.aside = False
+        """Whether another process may have keys and record: then nothing may be changed here."""
         self.observing = False
         """Whether all may pass while the configuration only watches: then nothing may be changed,
         for neither of the two would be what was asked for."""
@@ -175,6 +177,7 @@ class Steward:
 
         Keys made while it ran stay.
         """
+        self.ready()
         source = digest(settings.deployment)
         settings = plus(settings, self.grants.all)
         found = changes(self.settings, settings)
@@ -186,8 +189,13 @@ class Steward:
             raise ChangeRefusedError(409, "needs_restart", message)
         return self._apply(who, "reload", settings, source=source)
 
-    def grant(self, who: str, what: str, grants: tuple[Grant, ...]) -> Applied:
-        """Go by these keys instead of those made so far; they are kept before they open anything."""
+    def grant(
+        self, who: str, what: str, grants: tuple[Grant, ...], *, withdraws: bool = False
+    ) -> Applied:
+        """Go by these keys instead of those made so far; they are kept before they open anything.
+
+        A change that only withdraws is made while changes are frozen, too.
+        """
 
         def keep() -> None:
             try:
@@ -197,18 +205,18 @@ class Steward:
                 raise ChangeRefusedError(500, "internal_error", message) from None
 
         settings = plus(minus(self.settings, self.grants.all), grants)
-        return self._apply(who, what, settings, keep=keep)
+        return self._apply(who, what, settings, keep=keep, even_frozen=withdraws)
 
     def freeze(self, who: str, *, frozen: bool) -> None:
         """Refuse, or allow again, changes of policy and of scale."""
-        self._whole()
+        self.ready()
         if frozen is not self.frozen:
             self.frozen = frozen
             self._note(who, "freeze" if frozen else "thaw", {"frozen": (not frozen, frozen)})
 
     def drain(self, who: str) -> None:
         """Refuse newcomers from here on; who is in goes on. Only a restart ends it."""
-        self._whole()
+        self.ready()
         if not self._driver.draining:
             self._driver.refuse_newcomers()
             self._note(who, "drain", {"draining": (False, True)})
@@ -221,18 +229,19 @@ class Steward:
         *,
         keep: Callable[[], None] | None = None,
         source: bytes | None = None,
+        even_frozen: bool = False,
     ) -> Applied:
         """Go by other settings; `source`: of the file, if it is that which tells them.
 
         `keep` is called when nothing can refuse the change any more.
         """
-        self._whole()
+        self.ready()
         if self.observing:
             message = (
                 "Nothing is enforced while observing; only a restart changes what is observed."
             )
             raise ChangeRefusedError(409, "observing", message)
-        if self.frozen:
+        if self.frozen and not even_frozen:
             raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
         found = changes(self.settings, settings)
         before = set(problems(self.settings))
@@ -249,7 +258,7 @@ class Steward:
         config, revision = settings.deployment, self._driver.revision + 1
         self._follower.prepare(revision, canonical(config))
         self._driver.reconfigure(config, revision, self._source)
-        self._whole()
+        self.ready()
         self._follower.adopt(settings)
         self.settings = settings
         self._kept[revision] = config
@@ -261,7 +270,11 @@ class Steward:
         self._note(who, what, found)
         return Applied(revision=revision, changes=found, warnings=warnings)
 
-    def _whole(self) -> None:
+    def ready(self) -> None:
+        """Refuse every change if none can be made here."""
+        if self.aside:
+            message = "Another process serves on; ask again over a new connection."
+            raise ChangeRefusedError(503, "handed_over", message)
         if self._driver.broken is not None:
             raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
 
