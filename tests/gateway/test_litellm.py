@@ -9,12 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import segments
+from headrace.config.changes import TOLD_MAX
 from headrace.config.errors import ConfigError
-from headrace.config.schema import JournalSpec, Settings
+from headrace.config.schema import JournalSpec, KeySpec, Settings
 from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.grants import FILE, Grants
+from headrace.gateway.grants import FILE, Grant, Grants
 from headrace.gateway.server import Gateway
+from headrace.model.deployment import TenantSpec
 from headrace.model.event import ConfigChanged
 from headrace.plane.journal import Verified, verify
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed
@@ -70,8 +72,9 @@ async def test_a_key_is_made_in_force_at_once_and_told_once(tmp_path: Path) -> N
     assert [event.revision for event in events] == [1, 2]
     (line,) = audited(tmp_path)
     assert (line["who"], line["what"], line["revision"]) == ("ops", "key generate app", 2)
-    assert line["new"]["keys[4].name"] == line["new"]["keys[4].tenant"] == "app"
-    assert line["new"]["keys[4].hash"] == "(not shown)"
+    assert line["new"]["keys[app]"] == {"name": "app", "tenant": "app"}
+    assert line["new"]["deployment.tenants[app]"]["rpm_limit"] == 2
+    assert line["old"] == {"keys[app]": None, "deployment.tenants[app]": None}
     gateway.finish()
     for name, content in files(tmp_path).items():
         assert key not in content, name
@@ -116,6 +119,29 @@ async def test_a_withdrawn_key_opens_nothing_and_who_is_in_ends_well() -> None:
     engine.say("x")
     engine.end()
     assert (await running.done()).status == 200
+    gateway.finish()
+
+
+async def test_many_keys_are_withdrawn_at_once_and_only_they_are_told(tmp_path: Path) -> None:
+    named = [f"k{nth}" for nth in range(300)]
+    specs = [KeySpec(name=name, tenant=name, hash=key_hash(name)) for name in named]
+    Grants(tmp_path).keep(
+        tuple(Grant(key=spec, tenant=TenantSpec(name=spec.name)) for spec in specs)
+    )
+    gateway = Managed(folder=tmp_path)
+    gone = await gateway.order("/key/delete", {"key_aliases": named[:1]})
+    assert gone.status == 200
+    gone = await gateway.order("/key/delete", {"keys": named[1:200]})
+    assert gone.json["deleted_keys"] == named[1:200]
+    one, many = audited(tmp_path)
+    assert set(one["old"]) == set(one["new"]) == {"deployment.tenants[k0]", "keys[k0]"}
+    assert "more" not in one
+    assert (len(many["old"]), many["more"]) == (TOLD_MAX, 2 * 199 - TOLD_MAX)
+    assert many["what"] == f"key delete {', '.join(named[1:200])}"
+    row = (await gateway.look("/policy")).json["revisions"][-1]
+    assert (len(row["changes"]), row["more"]) == (TOLD_MAX, many["more"])
+    assert len(row["what"]) <= 200
+    assert [await status(gateway, name) for name in ("k0", "k199", "k200")] == [401, 401, 200]
     gateway.finish()
 
 

@@ -7,13 +7,14 @@ needs a restart is refused and named.
 
 from collections import deque
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from headrace.config.changes import Changes, changes
+from headrace.config.changes import TOLD_MAX, Changes, changes, first
 from headrace.config.check import Problem, Severity, problems
 from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
@@ -25,6 +26,7 @@ from headrace.ports.clock import Clock
 
 REVISIONS = 100
 """Revisions that can be rolled back to; the oldest go first."""
+_WHAT_MAX = 200
 FIXED = (
     "deployment.models",
     "deployment.pools",
@@ -72,7 +74,10 @@ class Revision(Struct, frozen=True, kw_only=True):
     at: str
     who: str
     what: str
+    """In at most 200 letters; the audit has all of it."""
     changes: dict[str, tuple[Any, Any]]
+    more: int | UnsetType = UNSET
+    """Changes beyond those that are told, if any."""
 
 
 class Applied(Struct, frozen=True, kw_only=True):
@@ -81,6 +86,8 @@ class Applied(Struct, frozen=True, kw_only=True):
     revision: int
     changes: dict[str, tuple[Any, Any]]
     """(old, new) by setting; empty if everything was so already."""
+    more: int | UnsetType = UNSET
+    """Changes beyond those that are told, if any."""
     warnings: tuple[str, ...] = ()
     """What works since the change, though hardly as meant."""
 
@@ -140,15 +147,9 @@ class Steward:
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
         told = told or settings
         self._source = digest(minus(told, self.grants.all).deployment)
-        first = Revision(
-            revision=revision,
-            at=written(clock.wall()),
-            who="",
-            what="start",
-            changes=changes(told, settings),
-        )
-        self.revisions: deque[Revision] = deque([first], maxlen=REVISIONS)
+        self.revisions: deque[Revision] = deque(maxlen=REVISIONS)
         """The newest last."""
+        self._list(revision, "", "start", changes(told, settings))
 
     def change(self, who: str, asked: PolicyChange) -> Applied:
         """Change the policy, or roll it back."""
@@ -185,7 +186,8 @@ class Steward:
         if bool(settings.keys) is not bool(self.settings.keys):
             fixed.append("keys (from none to some, or from some to none)")
         if fixed:
-            message = f"Only a restart can change: {', '.join(fixed)}."
+            more = f" and {len(fixed) - TOLD_MAX} more" if len(fixed) > TOLD_MAX else ""
+            message = f"Only a restart can change: {', '.join(fixed[:TOLD_MAX])}{more}."
             raise ChangeRefusedError(409, "needs_restart", message)
         return self._apply(who, "reload", settings, source=source)
 
@@ -262,13 +264,24 @@ class Steward:
         self._follower.adopt(settings)
         self.settings = settings
         self._kept[revision] = config
-        row = Revision(
-            revision=revision, at=written(self._clock.wall()), who=who, what=what, changes=found
-        )
-        self.revisions.append(row)
+        row = self._list(revision, who, what, found)
         self._kept.pop(self.revisions[0].revision - 1, None)
         self._note(who, what, found)
-        return Applied(revision=revision, changes=found, warnings=warnings)
+        return Applied(revision=revision, changes=row.changes, more=row.more, warnings=warnings)
+
+    def _list(self, revision: int, who: str, what: str, found: Changes) -> Revision:
+        """Add a revision to those that are shown."""
+        some, more = first(found)
+        row = Revision(
+            revision=revision,
+            at=written(self._clock.wall()),
+            who=who,
+            what=shorten(what, _WHAT_MAX, placeholder=" ..."),
+            changes=some,
+            more=more,
+        )
+        self.revisions.append(row)
+        return row
 
     def ready(self) -> None:
         """Refuse every change if none can be made here."""
@@ -279,12 +292,14 @@ class Steward:
             raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
 
     def _note(self, who: str, what: str, found: Changes) -> None:
+        some, more = first(found)
         line = AuditLine(
             at=written(self._clock.wall()),
             who=who,
             what=what,
-            old={path: old for path, (old, _) in found.items()},
-            new={path: new for path, (_, new) in found.items()},
+            old={path: old for path, (old, _) in some.items()},
+            new={path: new for path, (_, new) in some.items()},
+            more=more,
             revision=self._driver.revision,
         )
         self._audit.put(line)
