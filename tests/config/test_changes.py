@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from headrace.config.changes import HIDDEN, changes, public
+from headrace.config.changes import HIDDEN, TOLD_MAX, changes, first, public
 from headrace.config.check import Problem, Severity, is_local, problems
 from headrace.config.load import parse
 from headrace.config.resolve import resolved
-from headrace.config.schema import AdminKeySpec, AdminSpec, KeySpec, Settings
+from headrace.config.schema import AdminKeySpec, AdminSpec, KeySpec, Settings, UpstreamSpec
+from headrace.model.deployment import TenantSpec
 from tests.config.configs import BASE
 
 HASH = "sha256:" + "a" * 64
@@ -45,10 +47,68 @@ def test_what_differs_is_named_by_its_path_and_secrets_are_not_told() -> None:
         admin=AdminSpec(open=True),
     )
     found = changes(old, new)
-    assert found["keys[0].hash"] == (HIDDEN, HIDDEN)
+    assert found["keys[k].hash"] == (HIDDEN, HIDDEN)
     assert found["server.port"] == (8_000, 9)
     assert found["admin.open"] == (None, True)
-    assert changes(old, replace(old, keys=()))["keys[0].name"] == ("k", None)
+    assert changes(old, replace(old, keys=())) == {"keys[k]": ({"name": "k", "tenant": "t"}, None)}
+
+
+def rows(*names: str, **more: str) -> Settings:
+    """Return settings with tenants and keys of these names."""
+    given = settings()
+    tenants = tuple(TenantSpec(name=name) for name in names)
+    made = tuple(KeySpec(name=one, tenant=one, hash=more.get(one, HASH)) for one in names)
+    return replace(given, keys=made, deployment=replace(given.deployment, tenants=tenants))
+
+
+def test_things_go_by_their_names_whatever_their_places() -> None:
+    names = [f"n{nth}" for nth in range(1_000)]
+    found = changes(rows(*names), rows("x", *names[1:500], *names[501:], n7=OTHER))
+    assert set(found) == {
+        *(
+            f"{part}[{name}]"
+            for name in ("n0", "n500", "x")
+            for part in ("deployment.tenants", "keys")
+        ),
+        "keys[n7].hash",
+    }
+    assert found["keys[x]"] == (None, {"name": "x", "tenant": "x"})
+    assert HASH not in str(found)
+    assert OTHER not in str(found)
+
+
+def test_another_order_is_a_change() -> None:
+    found = changes(rows("a", "b", "c", "d"), rows("a", "d", "c", "e"))
+    assert found["keys.order"] == found["deployment.tenants.order"] == ("c", "d")
+    assert "keys.order" not in changes(rows("a", "b", "c"), rows("x", "b", "y", "c"))
+
+
+def test_words_are_told_as_one_and_what_has_no_name_by_its_place() -> None:
+    old = rows("a")
+    config = old.deployment
+    tenant = replace(config.tenants[0], models=("m", "n"))
+    new = replace(
+        old,
+        deployment=replace(config, tenants=(tenant,)),
+        upstreams=(UpstreamSpec(url="http://h:1", pool="p"),),
+    )
+    found = changes(old, new)
+    assert found["deployment.tenants[a].models"] in (([], ["m", "n"]), ((), ("m", "n")))
+    assert found["upstreams[0].url"] == (None, "http://h:1")
+
+
+def test_whatever_differs_is_told() -> None:
+    """Also where names cannot tell two apart."""
+    twice = rows("a", "a")
+    for old, new in ((twice, rows("a")), (rows("a"), twice), (twice, rows("a", "a", "a"))):
+        assert changes(old, new) != {}
+
+
+def test_many_changes_are_told_in_part() -> None:
+    found = changes(rows(), rows(*(f"n{nth}" for nth in range(TOLD_MAX))))
+    some, more = first(found)
+    assert (len(some), more) == (TOLD_MAX, TOLD_MAX)
+    assert first(some) == (some, UNSET)
 
 
 @pytest.mark.parametrize(

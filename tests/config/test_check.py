@@ -1,7 +1,10 @@
 """What no type can say is said by path: references, reach, proportion."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.config.check import Severity, problems
@@ -9,6 +12,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.load import load, parse
 from headrace.config.resolve import resolved
 from headrace.config.schema import Settings
+from headrace.model.deployment import END
 from tests.config.configs import BASE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
@@ -315,3 +319,24 @@ def test_engines_that_come_later_may_be_asked_for_counts() -> None:
 
 def test_emulator_noise_is_handed_on_in_millionths() -> None:
     assert load(EXAMPLE, Settings).emulator.noise_ppm() == 20_000
+
+
+def _patterns(schema: object) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for below in schema:
+            yield from _patterns(below)
+
+
+def test_no_pattern_lets_a_line_break_follow() -> None:
+    """`$` matches before a last line break; and a JSON schema must do without Python's own `\\Z`."""
+    found = set(_patterns(msgspec.json.schema(Settings)))
+    assert len(found) >= 5
+    assert {one for one in found if not one.endswith(END) or "\\Z" in one} == set()
+    for text in ("a", "both", "https://h", "sha256:" + "0" * 64):
+        fits = {one for one in found if re.search(one, text)}
+        assert fits
+        assert {one for one in fits if re.search(one, text + "\n")} == set()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,32 @@ def test_a_policy_that_was_changed_survives_hand_over_and_crash_and_yields_to_th
         stop(gateway)
     assert main(["verify", str(tmp_path / "journal")]) == 0
     assert isinstance(verify_decisions(tmp_path / "decisions.jsonl"), DecisionsVerified)
+
+
+def test_keys_and_a_freeze_are_the_successors_once_it_serves(tmp_path: Path) -> None:
+    """A caller that keeps its connection to the old process cannot undo what is done in the new."""
+    content = {"content-type": "application/json"}
+    kept = tmp_path / "journal" / "keys.json"
+    with served(SERVE, str(written(tmp_path))) as gateway, gateway.dial() as wire:
+        with gateway.dial(1) as used, gateway.dial(1) as fresh:
+            used.request("POST", "/key/generate", '{"key_alias":"lost"}', content)
+            assert used.getresponse().read()
+            fresh.connect()
+            stream = asked(wire, stream=True, output=200)  # keeps the old process alive
+            gateway.post("/freeze", {})
+            gateway.hand_over()
+            assert json.loads(gateway.told("/policy"))["frozen"] is True
+            gateway.post("/key/delete", {"keys": ["lost"]})
+            gateway.post("/freeze", {"frozen": False})
+            gateway.post("/key/generate", {"key_alias": "new"})
+            for old in (used, fresh):
+                with suppress(ConnectionError):  # closed already
+                    old.request("POST", "/key/generate", "{}", content)
+                    assert old.getresponse().status == 503
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        names = [one["key"]["name"] for one in json.loads(kept.read_text())["grants"]]
+        assert names == ["new"]
+        stop(gateway)
 
 
 def test_a_second_process_on_a_journal_is_refused(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import segments
+from headrace.config.changes import TOLD_MAX
 from headrace.config.errors import ConfigError
-from headrace.config.schema import JournalSpec, Settings
+from headrace.config.schema import JournalSpec, KeySpec, Settings
 from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.grants import FILE, Grants
+from headrace.gateway.grants import FILE, Grant, Grants
 from headrace.gateway.server import Gateway
+from headrace.model.deployment import TenantSpec
 from headrace.model.event import ConfigChanged
 from headrace.plane.journal import Verified, verify
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed
@@ -23,6 +25,8 @@ from tests.gateway.scenes import KEYS, Caller, ObedientEngine, deployment, keys,
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 Told = dict[str, Any]
+EMPTY: tuple[Any, ...] = (0, False, "")
+"""What says nothing to Python, and something that cannot be done to us."""
 NO_LIMITS: Told = {
     "models": [],
     "tpm_limit": None,
@@ -68,8 +72,9 @@ async def test_a_key_is_made_in_force_at_once_and_told_once(tmp_path: Path) -> N
     assert [event.revision for event in events] == [1, 2]
     (line,) = audited(tmp_path)
     assert (line["who"], line["what"], line["revision"]) == ("ops", "key generate app", 2)
-    assert line["new"]["keys[4].name"] == line["new"]["keys[4].tenant"] == "app"
-    assert line["new"]["keys[4].hash"] == "(not shown)"
+    assert line["new"]["keys[app]"] == {"name": "app", "tenant": "app"}
+    assert line["new"]["deployment.tenants[app]"]["rpm_limit"] == 2
+    assert line["old"] == {"keys[app]": None, "deployment.tenants[app]": None}
     gateway.finish()
     for name, content in files(tmp_path).items():
         assert key not in content, name
@@ -117,6 +122,52 @@ async def test_a_withdrawn_key_opens_nothing_and_who_is_in_ends_well() -> None:
     gateway.finish()
 
 
+async def test_many_keys_are_withdrawn_at_once_and_only_they_are_told(tmp_path: Path) -> None:
+    named = [f"k{nth}" for nth in range(300)]
+    specs = [KeySpec(name=name, tenant=name, hash=key_hash(name)) for name in named]
+    Grants(tmp_path).keep(
+        tuple(Grant(key=spec, tenant=TenantSpec(name=spec.name)) for spec in specs)
+    )
+    gateway = Managed(folder=tmp_path)
+    gone = await gateway.order("/key/delete", {"key_aliases": named[:1]})
+    assert gone.status == 200
+    gone = await gateway.order("/key/delete", {"keys": named[1:200]})
+    assert gone.json["deleted_keys"] == named[1:200]
+    one, many = audited(tmp_path)
+    assert set(one["old"]) == set(one["new"]) == {"deployment.tenants[k0]", "keys[k0]"}
+    assert "more" not in one
+    assert (len(many["old"]), many["more"]) == (TOLD_MAX, 2 * 199 - TOLD_MAX)
+    assert many["what"] == f"key delete {', '.join(named[1:200])}"
+    row = (await gateway.look("/policy")).json["revisions"][-1]
+    assert (len(row["changes"]), row["more"]) == (TOLD_MAX, many["more"])
+    assert len(row["what"]) <= 200
+    assert [await status(gateway, name) for name in ("k0", "k199", "k200")] == [401, 401, 200]
+    gateway.finish()
+
+
+async def test_what_is_named_twice_counts_once() -> None:
+    gateway = Managed()
+    told = await made(gateway, key_alias="one", models=["m", "other", "m"])
+    assert told["models"] == ["m", "other"]
+    changed = await gateway.order("/key/update", {"key": "one", "models": ["m", "m"]})
+    assert changed.json["models"] == ["m"]
+    gone = await gateway.order(
+        "/key/delete", {"keys": ["one", told["key"], "one"], "key_aliases": ["one"]}
+    )
+    assert gone.json["deleted_keys"] == ["one"]
+    gateway.finish()
+
+
+async def test_what_says_nothing_asks_for_the_defaults() -> None:
+    gateway = Managed()
+    nothing = {**NO_LIMITS, "key_alias": None, "team_id": None}
+    told = await made(gateway, **nothing)
+    assert told["team_id"] == told["key_alias"]
+    assert {name: told[name] for name in NO_LIMITS} == NO_LIMITS
+    assert (await made(gateway, **{**nothing, "team_id": "free"}))["team_id"] == "free"
+    gateway.finish()
+
+
 async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
     gateway = Managed()
     key = (await made(gateway, key_alias="one"))["key"]
@@ -141,6 +192,33 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ("generate", {"key_alias": "free"}, 400, "invalid_value", "`free` is already"),
         ("generate", {"key_alias": "a b"}, 400, "invalid_value", "name"),
         ("generate", {"key_alias": 7}, 400, "invalid_value", "name"),
+        *(
+            ("generate", {name: value}, 400, "invalid_value", name.removeprefix("key_"))
+            for name in ("tpm_limit", "rpm_limit", "max_parallel_requests")
+            for value in (*EMPTY, [], 0.0)
+        ),
+        *(
+            (path, {**more, "models": value}, 400, "invalid_value", "models")
+            for path, more in (("generate", {}), ("update", {"key": "own"}))
+            for value in (*EMPTY, {})
+        ),
+        *(
+            ("generate", {name: value}, 400, "invalid_value", said)
+            for name, said in (("key_alias", "name"), ("team_id", "tenant"))
+            for value in (*EMPTY, [], "a\n", "a\n\n", "\na")
+        ),
+        ("generate", {"team_id": "free", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),
+        ("generate", {"team_id": "free", "models": ["m"]}, 400, "invalid_value", "models"),
+        *(("update", {"key": value}, 400, "invalid_value", "alias") for value in (*EMPTY, [])),
+        ("update", {"key": "own", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),
+        *(
+            ("delete", {name: value}, 400, "invalid_value", "array")
+            for name in ("keys", "key_aliases")
+            for value in (*EMPTY, {})
+        ),
+        ("delete", {"keys": [""]}, 400, "invalid_value", "alias"),
+        ("delete", {"keys": []}, 400, "invalid_value", "key_aliases"),
+        ("delete", {"keys": ["own"] * 1_001}, 400, "invalid_value", "1000"),
         ("generate", {"rpm_limit": -1}, 400, "invalid_value", "rpm_limit"),
         ("generate", {"models": ["nope"]}, 400, "invalid_value", "nope"),
         ("generate", [], 400, "invalid_value", "object"),
@@ -185,6 +263,19 @@ async def test_keys_are_made_where_keys_are_asked_for_and_nothing_is_frozen() ->
     await frozen.order("/freeze")
     assert (await frozen.order("/key/generate", {})).error["code"] == "frozen"
     frozen.finish()
+
+
+async def test_a_key_is_withdrawn_while_changes_are_frozen() -> None:
+    gateway = Managed()
+    key = (await made(gateway, key_alias="leaked"))["key"]
+    await gateway.order("/freeze")
+    for path, asked in (("generate", {}), ("update", {"key": "leaked", "rpm_limit": 1})):
+        assert (await gateway.order(f"/key/{path}", asked)).error["code"] == "frozen"
+    gone = await gateway.order("/key/delete", {"keys": [key]})
+    assert (gone.status, gone.json["deleted_keys"]) == (200, ["leaked"])
+    assert await status(gateway, key) == 401
+    assert (await gateway.look("/policy")).json["frozen"] is True
+    gateway.finish()
 
 
 async def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,11 +371,23 @@ async def test_a_restart_on_a_journal_goes_on_with_the_keys_under_the_same_revis
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"version":1,"grants":[{"key":1}]}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"\xff", b"[" * 100_000),
+        *(b'{"version":1,"grants":[{"key":1}]}', b'{"version":2}', b'{"version":2,"more":[]}'),
+    ],
+)
 async def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path, content: bytes) -> None:
     """Better none than one in which keys that were withdrawn, or made, are forgotten."""
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(ConfigError, match=r"keys\.json: cannot be read"):
+        Grants(tmp_path)
+
+
+async def test_a_file_of_another_version_is_named_so(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b'{"version":2,"grants":[],"more":1}')
+    with pytest.raises(ConfigError, match="of version 2, and only 1 is known"):
         Grants(tmp_path)
 
 

@@ -317,9 +317,10 @@ async def _serve_by(
 ) -> tuple[bool, int | None]:
     """Serve by what the settings name, and by groups of processes if there are any."""
     loop, heir, second = asyncio.get_running_loop(), plan.heir, plan.second
-    if heir is not None:
-        heir.wait()
+    frozen = heir is not None and heir.wait()
     gateway = Gateway(settings, MonotonicClock(loop), reread=plan.reread, beside=second)
+    if frozen:
+        gateway.freeze()
     if groups is not None:
         groups.attach(gateway)
     succession = Succession(gateway, key=plan.key)

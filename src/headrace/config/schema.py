@@ -9,13 +9,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.model.deployment import Name
+from headrace.model.deployment import END, Name
 from headrace.model.engine import EngineKind, Usage
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
 Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
-KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$", max_length=71)]
+KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}" + END, max_length=71)]
 _Host = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
@@ -118,7 +118,7 @@ class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
 
-    url: Annotated[str, Meta(min_length=8, max_length=2_048, pattern=r"^https?://[^\s@?#]+$")]
+    url: Annotated[str, Meta(min_length=8, max_length=2_048, pattern=r"^https?://[^\s@?#]+" + END)]
     """Where it listens: `http://host:port`, with or without `/v1`. No key in it."""
     pool: Name
     """The pool it belongs to."""
@@ -132,7 +132,9 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     any request that has one."""
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """What the engine calls the model. None: as the deployment does."""
-    key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
+    key_env: (
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*" + END, max_length=128)] | None
+    ) = None
     """Environment variable that holds the key it wants; none: no credentials. Callers' keys end here
     and are never passed on."""
     continuous_usage: bool | None = None

@@ -23,6 +23,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.guard import Denied, Guard
 from headrace.gateway.http import (
     CallerGoneError,
+    Message,
     Receive,
     Scope,
     Send,
@@ -117,6 +118,7 @@ class Admin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, if its sender may ask."""
         assert scope["type"] == "http", "only HTTP is served"
+        send = self._closing(send)
         if scope["path"] not in health.PATHS:
             found = self._guard.admit(scope)
             if isinstance(found, Denied):
@@ -124,6 +126,32 @@ class Admin:
                 return
             scope[_WHO] = found
         await self._app(scope, receive, send)
+
+    def stand_aside(self, *, aside: bool) -> None:
+        """Refuse every change, or allow them again: another process may have keys and record.
+
+        Meanwhile each answer is the last on its connection.
+        """
+        self._steward.aside = aside
+
+    def _closing(self, send: Send) -> Send:
+        """Have the connection closed after its answer if another process answers the next."""
+
+        async def last(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._steward.aside:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        return last
+
+    @property
+    def frozen(self) -> bool:
+        """Whether changes are frozen; a successor takes it over, and nobody changed it then."""
+        return self._steward.frozen
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self._steward.frozen = frozen
 
     # What is going on -------------------------------------------------------------------------
 
@@ -231,10 +259,14 @@ class Admin:
     async def _body(self, request: Request, type_: type[T]) -> T:
         """Return a body of JSON; none at all asks for the defaults."""
         content = await read_body(request.scope, request.receive, BODY_LIMIT, self._patience_s)
+        self._steward.ready()
         try:
             return msgspec.json.decode(content or b"{}", type=type_)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+        except RecursionError:
+            message = "The body is nested too deeply."
+            raise ChangeRefusedError(400, "invalid_value", message) from None
 
 
 def _page(request: Request, rows: tuple[T, ...]) -> tuple[T, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from headrace.adapters.journal.append import append_whole
 
@@ -30,6 +30,8 @@ class AuditLine(Struct, frozen=True, kw_only=True):
     what: str
     old: Any
     new: Any
+    more: int | UnsetType = UNSET
+    """Changes beyond those in `old` and `new`, if any."""
     revision: int
     """The policy revision in force afterwards."""
 

@@ -28,23 +28,43 @@ def key_hash(key: str) -> str:
     return _LABEL + sha256(key.encode()).hexdigest()
 
 
+class KeyIndex:
+    """Keys by what they hash to: the head of a hash finds one, the whole is compared in constant time."""
+
+    def __init__(self, keys: Iterable[KeySpec]) -> None:
+        """Know the keys."""
+        self._keys: dict[bytes, list[tuple[bytes, KeySpec]]] = {}
+        for key in keys:
+            digest = bytes.fromhex(key.hash.removeprefix(_LABEL))
+            self._keys.setdefault(digest[:_HEAD], []).append((digest, key))
+
+    def __bool__(self) -> bool:
+        """Say whether there is any."""
+        return bool(self._keys)
+
+    def find(self, key: bytes) -> KeySpec | None:
+        """Return what is known of a key, given as itself."""
+        digest = sha256(key).digest()
+        for known, spec in self._keys.get(digest[:_HEAD], ()):
+            if hmac.compare_digest(known, digest):
+                return spec
+        return None
+
+
 class KeyRing:
     """The keys of all tenants."""
 
     def __init__(self, keys: Iterable[KeySpec], *, anonymous: TenantId | None = None) -> None:
         """Know the keys; `anonymous`: whose requests are, if there is no key at all."""
-        self._keys = _indexed(keys)
+        self._keys = KeyIndex(keys)
         self._anonymous = None if self._keys else anonymous
 
     def rekey(self, keys: Iterable[KeySpec]) -> None:
         """Know other keys from here on; whether one is asked for at all does not change."""
-        self._keys = _indexed(keys)
+        self._keys = KeyIndex(keys)
 
     def tenant(self, authorization: bytes | None, api_key: bytes | None = None) -> TenantId | None:
-        """Return the tenant of an `Authorization: Bearer KEY`, or of an `x-api-key`, or None.
-
-        The head of a hash finds it; the whole is compared in constant time.
-        """
+        """Return the tenant of an `Authorization: Bearer KEY`, or of an `x-api-key`, or None."""
         if self._anonymous is not None:
             return self._anonymous
         if authorization is not None:
@@ -53,16 +73,5 @@ class KeyRing:
             api_key = authorization[len(_SCHEME) :].strip()
         if not api_key:
             return None
-        digest = sha256(api_key).digest()
-        for known, tenant in self._keys.get(digest[:_HEAD], ()):
-            if hmac.compare_digest(known, digest):
-                return tenant
-        return None
-
-
-def _indexed(keys: Iterable[KeySpec]) -> dict[bytes, list[tuple[bytes, TenantId]]]:
-    found: dict[bytes, list[tuple[bytes, TenantId]]] = {}
-    for key in keys:
-        digest = bytes.fromhex(key.hash.removeprefix(_LABEL))
-        found.setdefault(digest[:_HEAD], []).append((digest, TenantId(key.tenant)))
-    return found
+        found = self._keys.find(api_key)
+        return None if found is None else TenantId(found.tenant)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import uvicorn
 from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.config.schema import Settings
 from headrace.gateway.admin import Admin
@@ -125,6 +126,16 @@ class AdminServer(uvicorn.Server):
                 timeout_graceful_shutdown=_CLOSING_S,
             )
         )
+
+    def hang_up(self) -> None:
+        """Close the connections on which somebody was answered, once nothing is asked there.
+
+        Who has not asked yet is answered once.
+        """
+        for connection in self.server_state.connections:
+            assert isinstance(connection, HttpToolsProtocol), "as configured"
+            if connection.cycle is not None:
+                connection.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -19,6 +19,8 @@ from headrace.model.deployment import TenantSpec
 from headrace.policy.catalog import PlaneConfig
 
 FILE = "keys.json"
+VERSION = 1
+"""Of the file; another one is refused, not guessed at."""
 GRANTS_MAX = 10_000
 """Keys that can be made so. 10,000: each change writes and compares them all."""
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -32,8 +34,12 @@ class Grant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant: TenantSpec | None = None
 
 
+class _Version(Struct, frozen=True, kw_only=True):
+    version: int = VERSION
+
+
 class _Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: int = 1
+    version: int = VERSION
     grants: tuple[Grant, ...] = ()
 
 
@@ -95,11 +101,17 @@ def minus(settings: Settings, grants: Sequence[Grant]) -> Settings:
 
 def _read(path: Path) -> tuple[Grant, ...]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Kept).grants
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=_Version).version
+        kept = msgspec.json.decode(content, type=_Kept) if version == VERSION else None
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([Fault(Origin(str(path)), f"cannot be read: {error}")]) from error
+    if kept is None:
+        message = f"cannot be read: it is of version {version}, and only {VERSION} is known here"
+        raise ConfigError([Fault(Origin(str(path)), message)])
+    return kept.grants
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -4,7 +4,8 @@ On SIGUSR2 a process starts another with its own command line, which inherits th
 and a control socket. The two speak in single bytes:
 
 - the successor has read its configuration and is prepared;
-- the old one accepts no more, ends its journal with a checkpoint and lets go of it: go;
+- the old one accepts no more, ends its journal with a checkpoint and lets go of it: go, or go and
+  let nothing be changed, if changes are frozen;
 - the successor thaws, and accepts: ready. The old one finishes what it has, and ends.
 
 Connections wait in the kernel meanwhile. A successor that fails or takes too long is killed, and the
@@ -31,7 +32,7 @@ PREPARE_S = 60.0
 """What a successor gets to start in, while the old process serves. 60: a cold disk is slow."""
 READY_S = 20.0
 """What it then gets to thaw and accept, while callers wait. 20: less than most of them bear."""
-_PREPARED, _GO, _READY = b"p", b"g", b"r"
+_PREPARED, _GO, _GO_FROZEN, _READY = b"p", b"g", b"f", b"r"
 _log = logging.getLogger(__name__)
 
 
@@ -64,11 +65,16 @@ class Heir:
         left = environ.pop(VARIABLE, None)
         return None if left is None else cls(msgspec.json.decode(left, type=Inheritance))
 
-    def wait(self) -> None:
-        """Say that all is prepared, and wait until the journal is ours; raises OSError if never."""
+    def wait(self) -> bool:
+        """Say that all is prepared, and wait until the journal is ours; raises OSError if never.
+
+        Return whether changes are frozen.
+        """
         self._control.sendall(_PREPARED)
-        if self._control.recv(1) != _GO:
+        told = self._control.recv(1)
+        if told not in (_GO, _GO_FROZEN):
             raise OSError("the process that handed over its listeners took them back")
+        return told == _GO_FROZEN
 
     def ready(self) -> None:
         """Say that callers are answered here."""
@@ -153,7 +159,7 @@ class Succession:
                 raise OSError("it ended before it was prepared")
         self._gateway.step_back()
         async with asyncio.timeout(READY_S):
-            await loop.sock_sendall(control, _GO)
+            await loop.sock_sendall(control, _GO_FROZEN if self._gateway.frozen else _GO)
             if await loop.sock_recv(control, 1) != _READY:
                 raise OSError("it ended before it served")
 

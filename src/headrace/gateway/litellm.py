@@ -5,16 +5,15 @@
 passed over. Keys of the configuration file are shown here and changed there.
 """
 
-import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from headrace.config.schema import KeySpec
-from headrace.gateway.auth import key_hash, minted
+from headrace.gateway.auth import KeyIndex, key_hash, minted
 from headrace.gateway.grants import GRANTS_MAX, Grant
 from headrace.gateway.steward import ChangeRefusedError, Steward
 from headrace.model.deployment import TenantSpec
@@ -24,6 +23,8 @@ _GENERATE = ("key_alias", "team_id", *_LIMITS)
 _UPDATE = ("key", *_LIMITS)
 _DELETE = ("keys", "key_aliases")
 _NAME_BYTES = 6
+DELETED_MAX = 1_000
+"""Keys that one call withdraws. 1,000: every one of them is told in the answer and in the audit."""
 
 Asked = Mapping[str, Any]
 T = TypeVar("T")
@@ -45,18 +46,18 @@ class Keys:
         if len(self._grants) >= GRANTS_MAX:
             message = f"{GRANTS_MAX} keys were made so; more belong into the configuration."
             raise ChangeRefusedError(409, "too_many_keys", message)
-        limits = {name: asked[name] for name in _LIMITS if asked.get(name)}
-        name = asked.get("key_alias") or f"key-{secrets.token_hex(_NAME_BYTES)}"
-        team, tenant = asked.get("team_id") or None, None
+        limits = {name: asked[name] for name in _LIMITS if asked.get(name) is not None}
+        name, team = asked.get("key_alias"), asked.get("team_id")
+        if name is None:
+            name = f"key-{secrets.token_hex(_NAME_BYTES)}"
+        tenant = None
         if team is None:
-            tenant = _as({"name": name, **limits}, TenantSpec)
-        elif limits:
-            message = (
-                f"`{next(iter(limits))}` is the tenant's: leave out `team_id` for one of its own."
-            )
-            raise ChangeRefusedError(400, "invalid_value", message)
+            tenant = _tenant({"name": name, **limits})
+        else:
+            _refuse_limits(limits)
         key = minted()
-        spec = _as({"name": name, "tenant": team or name, "hash": key_hash(key)}, KeySpec)
+        tenant_name = name if team is None else team
+        spec = _as({"name": name, "tenant": tenant_name, "hash": key_hash(key)}, KeySpec)
         grants = (*self._grants, Grant(key=spec, tenant=tenant))
         applied = self._steward.grant(who, f"key generate {spec.name}", grants)
         return {"key": key, **self._shown(spec), "revision": applied.revision}
@@ -64,7 +65,7 @@ class Keys:
     def update(self, who: str, asked: Asked) -> dict[str, Any]:
         """Change the limits of a key that has a tenant of its own; null takes one away."""
         _refuse_others(asked, _UPDATE)
-        grant = self._granted(self._known(asked.get("key")))
+        (grant,) = self._granted([asked.get("key")])
         if grant.tenant is None:
             message = (
                 f"The limits of key `{grant.key.name}` are those of tenant `{grant.key.tenant}`."
@@ -73,7 +74,7 @@ class Keys:
         told = {name: asked[name] for name in _LIMITS if name in asked}
         if told.get("models", ()) is None:
             told["models"] = ()
-        tenant = _as({**msgspec.to_builtins(grant.tenant), **told}, TenantSpec)
+        tenant = _tenant({**msgspec.to_builtins(grant.tenant), **told})
         changed = replace(grant, tenant=tenant)
         grants = tuple(changed if one is grant else one for one in self._grants)
         applied = self._steward.grant(who, f"key update {grant.key.name}", grants)
@@ -83,41 +84,53 @@ class Keys:
     def delete(self, who: str, asked: Asked) -> dict[str, Any]:
         """Withdraw keys, all or none, with the tenants that were made for them."""
         _refuse_others(asked, _DELETE)
-        told = [one for name in _DELETE for one in _as(asked.get(name) or [], list[str])]
-        gone = [self._granted(self._known(one)) for one in told]
-        if not gone:
-            raise ChangeRefusedError(400, "invalid_value", "Name `keys` or `key_aliases`.")
-        names = [one.key.name for one in gone]
-        grants = tuple(one for one in self._grants if one not in gone)
-        applied = self._steward.grant(who, f"key delete {', '.join(names)}", grants)
-        return {"deleted_keys": names, "revision": applied.revision}
+        given = [asked[name] for name in _DELETE if asked.get(name) is not None]
+        told = [one for some in given for one in _as(some, list[str])]
+        if not 1 <= len(told) <= DELETED_MAX:
+            message = f"Name from one to {DELETED_MAX} in `keys` and `key_aliases`."
+            raise ChangeRefusedError(400, "invalid_value", message)
+        gone = dict.fromkeys(one.key.name for one in self._granted(told))
+        grants = tuple(one for one in self._grants if one.key.name not in gone)
+        what = f"key delete {', '.join(gone)}"
+        applied = self._steward.grant(who, what, grants, withdraws=True)
+        return {"deleted_keys": list(gone), "revision": applied.revision}
 
     def info(self, asked: str | None) -> dict[str, Any]:
         """Return what is known of a key, given as itself or by its name; never the key."""
-        spec = self._known(asked)
+        (spec,) = self._known([asked])
         return {"key": spec.name, "info": self._shown(spec)}
 
     @property
     def _grants(self) -> tuple[Grant, ...]:
         return self._steward.grants.all
 
-    def _known(self, asked: object) -> KeySpec:
-        if not isinstance(asked, str) or not asked:
-            raise ChangeRefusedError(400, "invalid_value", "Name the key: itself, or its alias.")
-        digest, found = key_hash(asked), None
-        for spec in self._steward.settings.keys:
-            if spec.name == asked or hmac.compare_digest(spec.hash, digest):
-                found = spec
-        if found is None:
-            raise ChangeRefusedError(404, "key_not_found", "There is no such key.")
+    def _known(self, asked: Iterable[object]) -> list[KeySpec]:
+        """Return the keys that are asked for, each as itself or by its alias."""
+        keys = self._steward.settings.keys
+        by_name, by_hash = {spec.name: spec for spec in keys}, KeyIndex(keys)
+        found = []
+        for one in asked:
+            if not isinstance(one, str) or not one:
+                message = "Name the key: itself, or its alias."
+                raise ChangeRefusedError(400, "invalid_value", message)
+            spec = by_hash.find(one.encode("utf-8", "replace")) or by_name.get(one)
+            if spec is None:
+                raise ChangeRefusedError(404, "key_not_found", "There is no such key.")
+            found.append(spec)
         return found
 
-    def _granted(self, spec: KeySpec) -> Grant:
-        for grant in self._grants:
-            if grant.key.name == spec.name:
-                return grant
-        message = f"Key `{spec.name}` is the configuration file's: change it there, then reload."
-        raise ChangeRefusedError(409, "in_the_file", message)
+    def _granted(self, asked: Iterable[object]) -> list[Grant]:
+        """Return the keys that are asked for, all of which were made here."""
+        grants = {grant.key.name: grant for grant in self._grants}
+        found = []
+        for spec in self._known(asked):
+            if spec.name not in grants:
+                message = (
+                    f"Key `{spec.name}` is the configuration file's: change it there, then reload."
+                )
+                raise ChangeRefusedError(409, "in_the_file", message)
+            found.append(grants[spec.name])
+        return found
 
     def _shown(self, spec: KeySpec) -> dict[str, Any]:
         tenants = self._steward.settings.deployment.tenants
@@ -133,6 +146,20 @@ def _refuse_others(asked: Asked, names: tuple[str, ...]) -> None:
         if name not in names and not says_nothing:
             message = f"`{name[:64]}` is not supported here; these are: {', '.join(names)}."
             raise ChangeRefusedError(400, "unsupported_parameter", message)
+
+
+def _refuse_limits(limits: Asked) -> None:
+    """Refuse limits for a key of a team; no models named are all of the team's."""
+    for name, value in limits.items():
+        if name != "models" or value != []:
+            message = f"`{name}` is the tenant's: leave out `team_id` for one of its own."
+            raise ChangeRefusedError(400, "invalid_value", message)
+
+
+def _tenant(told: Asked) -> TenantSpec:
+    """Return a tenant, each of its models once."""
+    tenant = _as(told, TenantSpec)
+    return replace(tenant, models=tuple(dict.fromkeys(tenant.models)))
 
 
 def _as(value: Any, type_: type[T]) -> T:

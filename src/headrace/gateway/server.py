@@ -267,8 +267,21 @@ class Gateway:
         """Whether it takes no more callers."""
         return self.server.should_exit
 
+    @property
+    def frozen(self) -> bool:
+        """Whether changes are frozen."""
+        return self.admin is not None and self.admin.frozen
+
+    def freeze(self) -> None:
+        """Have changes frozen from the start, as they were in the process before."""
+        if self.admin is not None:
+            self.admin.frozen = True
+
     def step_back(self) -> None:
-        """Accept nobody for now, and end the record: another process may go on with both."""
+        """Accept nobody for now, and end the record: another process may go on with both.
+
+        Nothing may be changed here meanwhile: it would be lost, or undo what is changed there.
+        """
         assert self.socks is not None, "serve first"
         sock, admin_sock = (None if one is None else one.dup() for one in self.socks)
         assert sock is not None
@@ -276,6 +289,9 @@ class Gateway:
         for server in (self.server, self._admin_server):
             for one in server.servers if server is not None and server.started else ():
                 one.close()
+        if self.admin is not None and self._admin_server is not None:
+            self.admin.stand_aside(aside=True)
+            self._admin_server.hang_up()
         self.driver.unrecord()
         if self._kept is not None:
             self._kept.close()
@@ -288,6 +304,8 @@ class Gateway:
         if not self._aside or self.socks is None or self.driver.broken is not None:
             return
         self._aside = False
+        if self.admin is not None:
+            self.admin.stand_aside(aside=False)
         if self._kept is not None:
             try:
                 self._kept.reopen()

@@ -7,13 +7,14 @@ needs a restart is refused and named.
 
 from collections import deque
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from headrace.config.changes import Changes, changes
+from headrace.config.changes import TOLD_MAX, Changes, changes, first
 from headrace.config.check import Problem, Severity, problems
 from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
@@ -25,6 +26,7 @@ from headrace.ports.clock import Clock
 
 REVISIONS = 100
 """Revisions that can be rolled back to; the oldest go first."""
+_WHAT_MAX = 200
 FIXED = (
     "deployment.models",
     "deployment.pools",
@@ -72,7 +74,10 @@ class Revision(Struct, frozen=True, kw_only=True):
     at: str
     who: str
     what: str
+    """In at most 200 letters; the audit has all of it."""
     changes: dict[str, tuple[Any, Any]]
+    more: int | UnsetType = UNSET
+    """Changes beyond those that are told, if any."""
 
 
 class Applied(Struct, frozen=True, kw_only=True):
@@ -81,6 +86,8 @@ class Applied(Struct, frozen=True, kw_only=True):
     revision: int
     changes: dict[str, tuple[Any, Any]]
     """(old, new) by setting; empty if everything was so already."""
+    more: int | UnsetType = UNSET
+    """Changes beyond those that are told, if any."""
     warnings: tuple[str, ...] = ()
     """What works since the change, though hardly as meant."""
 
@@ -132,21 +139,17 @@ class Steward:
         """The keys that were made while it ran; they are in the settings."""
         self.frozen = False
         """Whether changes of policy and of scale are refused."""
+        self.aside = False
+        """Whether another process may have keys and record: then nothing may be changed here."""
         self.observing = False
         """Whether all may pass while the configuration only watches: then nothing may be changed,
         for neither of the two would be what was asked for."""
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
         told = told or settings
         self._source = digest(minus(told, self.grants.all).deployment)
-        first = Revision(
-            revision=revision,
-            at=written(clock.wall()),
-            who="",
-            what="start",
-            changes=changes(told, settings),
-        )
-        self.revisions: deque[Revision] = deque([first], maxlen=REVISIONS)
+        self.revisions: deque[Revision] = deque(maxlen=REVISIONS)
         """The newest last."""
+        self._list(revision, "", "start", changes(told, settings))
 
     def change(self, who: str, asked: PolicyChange) -> Applied:
         """Change the policy, or roll it back."""
@@ -175,6 +178,7 @@ class Steward:
 
         Keys made while it ran stay.
         """
+        self.ready()
         source = digest(settings.deployment)
         settings = plus(settings, self.grants.all)
         found = changes(self.settings, settings)
@@ -182,12 +186,18 @@ class Steward:
         if bool(settings.keys) is not bool(self.settings.keys):
             fixed.append("keys (from none to some, or from some to none)")
         if fixed:
-            message = f"Only a restart can change: {', '.join(fixed)}."
+            more = f" and {len(fixed) - TOLD_MAX} more" if len(fixed) > TOLD_MAX else ""
+            message = f"Only a restart can change: {', '.join(fixed[:TOLD_MAX])}{more}."
             raise ChangeRefusedError(409, "needs_restart", message)
         return self._apply(who, "reload", settings, source=source)
 
-    def grant(self, who: str, what: str, grants: tuple[Grant, ...]) -> Applied:
-        """Go by these keys instead of those made so far; they are kept before they open anything."""
+    def grant(
+        self, who: str, what: str, grants: tuple[Grant, ...], *, withdraws: bool = False
+    ) -> Applied:
+        """Go by these keys instead of those made so far; they are kept before they open anything.
+
+        A change that only withdraws is made while changes are frozen, too.
+        """
 
         def keep() -> None:
             try:
@@ -197,18 +207,18 @@ class Steward:
                 raise ChangeRefusedError(500, "internal_error", message) from None
 
         settings = plus(minus(self.settings, self.grants.all), grants)
-        return self._apply(who, what, settings, keep=keep)
+        return self._apply(who, what, settings, keep=keep, even_frozen=withdraws)
 
     def freeze(self, who: str, *, frozen: bool) -> None:
         """Refuse, or allow again, changes of policy and of scale."""
-        self._whole()
+        self.ready()
         if frozen is not self.frozen:
             self.frozen = frozen
             self._note(who, "freeze" if frozen else "thaw", {"frozen": (not frozen, frozen)})
 
     def drain(self, who: str) -> None:
         """Refuse newcomers from here on; who is in goes on. Only a restart ends it."""
-        self._whole()
+        self.ready()
         if not self._driver.draining:
             self._driver.refuse_newcomers()
             self._note(who, "drain", {"draining": (False, True)})
@@ -221,21 +231,22 @@ class Steward:
         *,
         keep: Callable[[], None] | None = None,
         source: bytes | None = None,
+        even_frozen: bool = False,
     ) -> Applied:
         """Go by other settings; `source`: of the file, if it is that which tells them.
 
         `keep` is called when nothing can refuse the change any more.
         """
-        self._whole()
+        self.ready()
         if self.observing:
             message = (
                 "Nothing is enforced while observing; only a restart changes what is observed."
             )
             raise ChangeRefusedError(409, "observing", message)
-        if self.frozen:
+        if self.frozen and not even_frozen:
             raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
         found = changes(self.settings, settings)
-        before = problems(self.settings)
+        before = set(problems(self.settings))
         told = [one for one in problems(settings) if one not in before]
         wrong = [one for one in told if one.severity is Severity.ERROR]
         if wrong:
@@ -249,29 +260,46 @@ class Steward:
         config, revision = settings.deployment, self._driver.revision + 1
         self._follower.prepare(revision, canonical(config))
         self._driver.reconfigure(config, revision, self._source)
-        self._whole()
+        self.ready()
         self._follower.adopt(settings)
         self.settings = settings
         self._kept[revision] = config
-        row = Revision(
-            revision=revision, at=written(self._clock.wall()), who=who, what=what, changes=found
-        )
-        self.revisions.append(row)
+        row = self._list(revision, who, what, found)
         self._kept.pop(self.revisions[0].revision - 1, None)
         self._note(who, what, found)
-        return Applied(revision=revision, changes=found, warnings=warnings)
+        return Applied(revision=revision, changes=row.changes, more=row.more, warnings=warnings)
 
-    def _whole(self) -> None:
+    def _list(self, revision: int, who: str, what: str, found: Changes) -> Revision:
+        """Add a revision to those that are shown."""
+        some, more = first(found)
+        row = Revision(
+            revision=revision,
+            at=written(self._clock.wall()),
+            who=who,
+            what=shorten(what, _WHAT_MAX, placeholder=" ..."),
+            changes=some,
+            more=more,
+        )
+        self.revisions.append(row)
+        return row
+
+    def ready(self) -> None:
+        """Refuse every change if none can be made here."""
+        if self.aside:
+            message = "Another process serves on; ask again over a new connection."
+            raise ChangeRefusedError(503, "handed_over", message)
         if self._driver.broken is not None:
             raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
 
     def _note(self, who: str, what: str, found: Changes) -> None:
+        some, more = first(found)
         line = AuditLine(
             at=written(self._clock.wall()),
             who=who,
             what=what,
-            old={path: old for path, (old, _) in found.items()},
-            new={path: new for path, (_, new) in found.items()},
+            old={path: old for path, (old, _) in some.items()},
+            new={path: new for path, (_, new) in some.items()},
+            more=more,
             revision=self._driver.revision,
         )
         self._audit.put(line)

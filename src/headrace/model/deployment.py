@@ -13,7 +13,11 @@ from headrace.model.profile import Profile
 from headrace.model.slo import Bounds
 from headrace.units import DurationNs, ms
 
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+END = r"$(?!\n)"
+"""Ends the pattern of a setting: `$` alone would let a line break follow, and a schema knows no `\\Z`."""
+Name = Annotated[
+    str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*" + END)
+]
 Millis = Annotated[float, Meta(gt=0, le=86_400_000)]
 Weight = Annotated[int, Meta(ge=1, le=1_000)]
 Limit = Annotated[int, Meta(ge=1, le=10**15)]
@@ -43,7 +47,7 @@ class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     profile: Profile
     """Hardware profile: step times, KV pool and limits."""
     revision: str = "1"
-    role: Annotated[str, Meta(pattern="^(both|prefill|decode)$")] = "both"
+    role: Annotated[str, Meta(pattern="^(both|prefill|decode)" + END)] = "both"
     classes: tuple[Name, ...] = ()
     """Classes it serves; empty serves all."""
     region: str = ""
