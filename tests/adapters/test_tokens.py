@@ -19,7 +19,7 @@ from headrace.gateway.clock import LoopClock
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, TokenCounter, UncountedError
-from headrace.units import NS_PER_S, DurationNs, Tokens
+from headrace.units import NS_PER_S, REQUEST_TOKENS_MAX, DurationNs, Tokens
 from tests.adapters.engine_server.serving import MODEL, serving
 from tests.adapters.upstream.scenes import Peer, Scene
 
@@ -109,6 +109,11 @@ async def test_llama_cpp_tells_tokens_and_no_count() -> None:
     [
         told(200, b'{"count":0,"tokens":[]}'),
         told(200, b'{"count":"many"}'),
+        told(200, b'{"count":-1}'),
+        told(200, b'{"count":%d}' % (REQUEST_TOKENS_MAX + 1)),
+        told(200, b'{"count":99999999999999999999999}'),
+        told(200, b'{"count":%s}' % (b"9" * 5_000)),
+        told(200, b'{"tokens":%s}' % (b"[" * 5_000)),
         told(200, b"{}"),
         told(200, b"nonsense"),
         told(200, b'{"count":\xff}'),

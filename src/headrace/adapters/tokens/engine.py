@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from headrace.adapters.engines.fetch import Answer, Fetch
 from headrace.adapters.engines.remote import RemoteEngine
 from headrace.adapters.upstream.exchange import Timeouts
+from headrace.adapters.upstream.usage import UNREADABLE
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, UncountedError
-from headrace.units import NS_PER_S, DurationNs, Tokens, later
+from headrace.units import NS_PER_S, REQUEST_TOKENS_MAX, DurationNs, Tokens, later
 
 _PATH, _REVISION = "/tokenize", "engine"
 _PATIENCE_NS = DurationNs(5 * NS_PER_S)
@@ -50,15 +52,18 @@ class _Completion(Struct):
     prompt: str | list[str]
 
 
+_Counts = Annotated[int, Meta(ge=1, le=REQUEST_TOKENS_MAX)]
+
+
 class _Told(Struct):
     """An answer: vLLM tells the count, llama.cpp the tokens alone."""
 
-    count: int | None = None
+    count: _Counts | None = None
     tokens: list[Raw] | None = None
 
 
 class _Counted(Struct):
-    count: int
+    count: _Counts
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
@@ -136,7 +141,7 @@ def _tokens(body: bytes) -> Tokens:
         except msgspec.ValidationError:
             told = _TOLD.decode(body)
             count = len(told.tokens or ()) if told.count is None else told.count
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         raise UncountedError("what came is no count") from None
     if count < 1:
         raise UncountedError("a count of nothing")
