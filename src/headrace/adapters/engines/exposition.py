@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from headrace.adapters.engines.kinds import CacheInfo, Signal, Traits
-from headrace.model.engine import EngineKind
-from headrace.units import BLOCK_TOKENS
+from headrace.model.engine import EngineKind, Snapshot
+from headrace.model.ids import Incarnation, ReplicaName
+from headrace.units import BLOCK_TOKENS, Blocks, InstantNs
 
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -35,6 +36,22 @@ class Load(Struct, frozen=True, kw_only=True):
     prefix_tokens_hit: int | None = None
     missing: tuple[Signal, ...] = ()
     """What it should tell and does not."""
+
+    def snapshot(self, replica: ReplicaName, life: Incarnation, asked_at: InstantNs) -> Snapshot:
+        """Return it as the plane takes it, as of when it was asked for: never newer than it is."""
+        used, total = self.kv_blocks_used, self.kv_blocks_total
+        return Snapshot(
+            replica=replica,
+            incarnation=life,
+            observed_at=asked_at,
+            running=self.running,
+            waiting=self.waiting,
+            kv_blocks_used=None if used is None else Blocks(used),
+            kv_blocks_total=None if total is None else Blocks(total),
+            preemptions=self.preemptions,
+            prefix_tokens_queried=self.prefix_tokens_queried,
+            prefix_tokens_hit=self.prefix_tokens_hit,
+        )
 
 
 class _Sum(Struct):
