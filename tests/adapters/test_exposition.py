@@ -129,6 +129,40 @@ def test_no_page_breaks_the_scanner(content: bytes) -> None:
         load_of(traits, content)
 
 
+_NUMBERS = st.one_of(
+    st.sampled_from([b"1e30", b"1e308", b"9" * 5_000, b"1e999", b"9007199254740993"]),
+    st.integers(min_value=0).map(lambda number: b"%d" % number),
+    st.floats().map(lambda number: repr(number).encode()),
+)
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+@given(data=st.data())
+def test_whatever_a_page_counts_fits_a_journal_or_is_not_told(
+    kind: EngineKind, data: st.DataObject
+) -> None:
+    traits = KINDS[kind]
+    names = sorted(name for names in traits.names.values() for name in names)
+    prefix = next(iter(traits.prefixes), "").encode()
+    series = st.tuples(st.sampled_from(names or ["x"]), _NUMBERS)
+    lines = [
+        b'%s%s{rank="%d"} %s\n' % (prefix, name.encode(), rank, number)
+        for rank, (name, number) in enumerate(data.draw(st.lists(series, max_size=20)))
+    ]
+    if (info := traits.cache_info) is not None:
+        size, blocks = data.draw(_NUMBERS), data.draw(_NUMBERS)
+        labels = (info.block_tokens.encode(), size, info.blocks.encode(), blocks)
+        lines.append(prefix + info.name.encode() + b'{%s="%s",%s="%s"} 1\n' % labels)
+    load = load_of(traits, b"".join(lines))
+    counts = {
+        name: told for name, told in msgspec.structs.asdict(load).items() if name != "missing"
+    }
+    assert all(told is None or 0 <= told <= 2**53 for told in counts.values())
+    assert (Signal.RUNNING in load.missing) == (
+        load.running is None and Signal.RUNNING in traits.expected
+    )
+
+
 def test_slots_tell_who_runs_and_no_more() -> None:
     body = b'[{"id":0,"is_processing":true},{"id":1,"is_processing":false,"n_ctx":9}]'
     assert load_of_slots(body) == Load(running=1, missing=(Signal.WAITING,))

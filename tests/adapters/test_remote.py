@@ -474,6 +474,36 @@ async def test_usage_in_each_frame_is_asked_for_only_where_there_is_one_stream_o
     await scene.until(lambda: not any(peer.is_open for peer in world.asked))
 
 
+@pytest.mark.parametrize("told", [1, 3, 9])
+async def test_a_stream_of_frames_of_several_tokens_is_timed_by_its_usage(
+    scene: Scene, told: int
+) -> None:
+    world = await World(scene).up()
+    await world.submit()
+    world.asked[-1].say(EVENTS, chunk(WORD))
+    await asyncio.sleep(1)
+    world.asked[-1].say(chunk(WORD))
+    await asyncio.sleep(1)
+    usage = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}' % told
+    world.asked[-1].say(chunk(WORD + b"data: " + usage + b"\n\n" + DONE), LAST)
+    timing = (await world.end()).timing
+    assert timing.tokens == max(3, told), "never fewer than were seen"
+    assert sum(timing.gap_counts) == timing.tokens - 1
+    assert timing.gap_counts[0] == timing.tokens - 3, "those of one frame came together"
+    assert timing.first_at is not None
+    assert timing.last_at == timing.first_at + 2 * NS_PER_S
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_of_nothing_is_an_error(scene: Scene, *, stream: bool) -> None:
+    world = await World(scene).up()
+    await world.submit(stream=stream)
+    world.asked[-1].say(answer(200, b""))
+    ending = await world.end()
+    assert (ending.outcome, ending.refusal, world.heard.data) == (Outcome.ERROR, None, b"")
+    assert ending.usage is None
+
+
 async def test_who_pauses_is_told_nothing_until_it_goes_on(scene: Scene) -> None:
     world = await World(scene).up()
     await world.submit()

@@ -136,6 +136,118 @@ async def test_one_that_completes_no_texts_is_ready_all_the_same(scene: Scene) -
     assert world.heard.lives == [("up", 1)]
 
 
+UNKNOWN_MODEL = b'{"error":{"message":"The model `theirs` does not exist.","code":404}}'
+MODELS = b'{"object":"list","data":[%s]}'
+OURS = answer(200, MODELS % b'{"id":"other"},{"id":"theirs"}')
+OTHERS = answer(200, MODELS % b'{"id":"other"}')
+
+
+@pytest.mark.parametrize(
+    ("refusal", "listed", "rises"),
+    [
+        (NOT_THERE, NOT_THERE, True),
+        (NOT_THERE, OURS, True),
+        (NOT_THERE, OTHERS, False),
+        (answer(405, b""), OURS, True),
+        (answer(400, b"{}"), OTHERS, False),
+        (answer(400, UNKNOWN_MODEL), OURS, True),
+        (answer(404, UNKNOWN_MODEL), NOT_THERE, False),
+        (answer(404, UNKNOWN_MODEL), answer(200, b"<html>"), False),
+        (answer(404, UNKNOWN_MODEL), answer(200, b"[" * 5_000), False),
+        (answer(400, b'{"error":{"code":"model_not_found"}}'), NOT_THERE, False),
+        (answer(501, b""), OURS, False),
+    ],
+)
+async def test_who_refuses_its_first_question_is_ready_unless_it_has_another_model(
+    scene: Scene,
+    refusal: bytes,
+    listed: bytes,
+    rises: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(scene, EngineKind.VLLM)
+    world.paths |= {"/v1/completions": refusal, "/v1/models": listed}
+    await world.start()
+    await world.polls(3)
+    assert world.heard.lives == ([("up", 1)] if rises else [])
+    if not rises:
+        assert world.engine.trouble
+        assert world.engine.trouble in caplog.text
+        world.paths |= {"/v1/completions": TOKEN, "/v1/models": OURS}
+        await world.polls(2)
+        assert world.heard.lives == [("up", 1)]
+        assert world.engine.trouble is None
+
+
+@pytest.mark.parametrize("kind", [EngineKind.VLLM, EngineKind.OPENAI])
+async def test_one_that_lost_its_model_while_it_served_is_down_until_it_lists_it(
+    scene: Scene, kind: EngineKind
+) -> None:
+    world = World(scene, kind)
+    world.paths |= {"/v1/models": OURS}
+    await world.start()
+    await world.polls(1)
+    assert world.heard.lives == [("up", 1)]
+    world.engine.doubt_model()
+    await world.polls(1)
+    assert world.heard.lives == [("up", 1)], "it lists it: one request's bad luck"
+    world.paths |= {"/v1/models": OTHERS}
+    world.engine.doubt_model()
+    await world.polls(4)
+    assert world.heard.lives == [("up", 1), ("down", 1)]
+    assert world.engine.trouble == "it has no model named 'theirs'"
+    world.paths |= {"/v1/models": OURS}
+    await world.polls(2)
+    assert world.heard.lives[2:] == [("up", 2)]
+
+
+@pytest.mark.parametrize("fault", [answer(500, b""), answer(503, b"{}"), answer(429, b""), b""])
+async def test_a_kind_that_failures_hide_is_asked_for_again(scene: Scene, fault: bytes) -> None:
+    world = World(scene, None)
+    hidden = ("/metrics", "/props", "/get_server_info", "/prometheus/metrics")
+    world.paths |= dict.fromkeys(hidden, fault)
+    await world.start()
+    await world.polls(2)
+    assert world.heard.lives == []
+    world.paths |= {"/metrics": answer(200, page("vllm.txt")), "/v1/models": OURS}
+    await world.polls(12)
+    assert world.engine._kind is EngineKind.VLLM
+    assert world.heard.lives == [("up", 1)]
+    assert world.engine.trouble is None
+    assert world.heard.snapshots
+
+
+async def test_one_whose_kind_is_never_told_rises_and_is_asked_again_now_and_then(
+    scene: Scene,
+) -> None:
+    world = World(scene, None)
+    world.paths["/metrics"] = answer(500, b"")
+    await world.start()
+    await world.polls(50)
+    assert world.heard.lives == [("up", 1)], "as little as any is known of"
+    assert world.asked.count("/metrics") == FAILURES
+    world.paths["/metrics"] = answer(200, page("vllm.txt"))
+    await world.polls(20)
+    assert world.engine._kind is EngineKind.VLLM
+    assert world.heard.lives == [("up", 1)]
+    assert world.heard.snapshots
+
+
+async def test_whatever_a_page_says_it_ends_in_a_report_or_in_none(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(scene, EngineKind.VLLM)
+    twice = b'vllm:num_requests_running{rank="%d"} 1e308\n'
+    long = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%s"} 1\n' % (b"9" * 5_000)
+    world.paths["/metrics"] = answer(200, twice % 0 + twice % 1 + long)
+    await world.start()
+    await world.polls(5)
+    assert "running" in missing(world)
+    assert {told.running for told in world.heard.snapshots} == {None}
+    assert {told.kv_blocks_total for told in world.heard.snapshots} == {None}
+    assert "does not tell its load" in caplog.text
+
+
 async def test_a_hosted_one_is_asked_for_neither_token_nor_load(scene: Scene) -> None:
     world = await World(scene, EngineKind.OPENAI).start()
     await world.polls(5)

@@ -20,7 +20,7 @@ from headrace.model.engine import EngineKind
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, TokenCounter, UncountedError
-from headrace.units import NS_PER_S, DurationNs, Tokens
+from headrace.units import NS_PER_S, REQUEST_TOKENS_MAX, DurationNs, Tokens
 from tests.adapters.engine_server.serving import MODEL, serving
 from tests.adapters.upstream.scenes import Peer, Scene
 
@@ -159,6 +159,11 @@ async def test_of_several_kinds_each_is_asked_in_its_own_words_for_what_it_count
     [
         told(200, b'{"count":0,"tokens":[]}'),
         told(200, b'{"count":"many"}'),
+        told(200, b'{"count":-1}'),
+        told(200, b'{"count":%d}' % (REQUEST_TOKENS_MAX + 1)),
+        told(200, b'{"count":99999999999999999999999}'),
+        told(200, b'{"count":%s}' % (b"9" * 5_000)),
+        told(200, b'{"tokens":%s}' % (b"[" * 5_000)),
         told(200, b"{}"),
         told(200, b"nonsense"),
         told(200, b'{"count":\xff}'),

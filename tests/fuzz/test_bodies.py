@@ -12,7 +12,8 @@ from tests.gateway.scenes import KEYS, MODEL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
-OURS = {"model", "max_tokens", "max_completion_tokens", "max_output_tokens", "stream_options"}
+_LIMITS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
+OURS = {"model", "priority", "stream_options", *_LIMITS}
 """Fields that the gateway may say otherwise to the engine."""
 ALLOWED = frozenset({200, 400, 404, 413, 422})
 

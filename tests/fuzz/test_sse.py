@@ -131,7 +131,7 @@ async def ask(front: Front, stream: Stream) -> bytes:
 def check(content: bytes) -> None:
     """Check that an answer is whole frames, or broke off where its caller can see it."""
     answer = read_answer(content)
-    if answer.status == 502:
+    if answer.status in (502, 503):  # the latter: the engine says that it is full
         assert answer.complete
         assert "error" in json.loads(answer.body)
         return

@@ -116,6 +116,8 @@ class Exit(StrEnum):
     KEY_401 = "401"
     LIMIT_429 = "429"
     BROKEN_500 = "500"
+    UNSERVED = "404 of our model"
+    NOTHING = "200 with nothing"
     LOADED_503 = "503"
     ERROR_EVENT = "error event"
     FULL_EVENT = "event of a full engine"
@@ -168,6 +170,8 @@ TABLE: dict[Exit, dict[Phase, Ends | str]] = {
         if exit_ in PASSED
     },
     **{exit_: {**ONE_STATUS, Phase.SENT: FAILED} for exit_ in Exit if exit_ in HIDDEN},
+    Exit.UNSERVED: {**ONE_STATUS, Phase.SENT: FAILED},
+    Exit.NOTHING: {**ONE_STATUS, Phase.SENT: FAILED},
     Exit.LOADED_503: {**ONE_STATUS, Phase.SENT: FULL},
     Exit.FULL_EVENT: {
         **always(FAILED),
@@ -237,7 +241,7 @@ class World:
             PoolName("p"),
             upstream,
             clock,
-            model="theirs",
+            model="served",
             patience=Patience(
                 first_byte_ns=DurationNs(FIRST_BYTE_S * NS_PER_S),
                 gap_ns=DurationNs(GAP_S * NS_PER_S),
@@ -335,8 +339,7 @@ class World:
             self.say(chunk(self.words.end), self.words.shown)
         self.say(LAST, b"")
 
-    def status(self, status: int) -> None:
-        body = b'{"error":{"code":"theirs"}}'
+    def status(self, status: int, body: bytes = b'{"error":{"code":"theirs"}}') -> None:
         self.say(
             b"HTTP/1.1 %d No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             % (status, len(body), body),
@@ -362,6 +365,8 @@ class World:
         large = b"data: " + b"x" * 2 * FRAME_MAX
         acts: dict[Exit, Callable[[], object]] = {
             Exit.FINISH: lambda: self.finish(phase),
+            Exit.UNSERVED: lambda: self.status(404, b'{"error":"theirs: `served` is not there"}'),
+            Exit.NOTHING: lambda: self.status(200, b""),
             Exit.ERROR_EVENT: lambda: self.error_event(phase, self.words.error),
             Exit.FULL_EVENT: lambda: self.error_event(phase, self.words.full),
             Exit.CLOSES: lambda: self.die(Peer.close),

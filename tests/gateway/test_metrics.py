@@ -12,10 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config.schema import AdminSpec
 from headrace.gateway.families import FAMILIES
 from headrace.model.decision import Reason
+from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import ReplicaDown
 from headrace.model.ids import ClassName, TenantId
+from headrace.model.slo import Outcome
 from headrace.policy.admission.gates import GateMode, Gates
-from headrace.units import NS_PER_MS, NS_PER_S
+from headrace.ports.engine import Ending
+from headrace.units import NS_PER_MS, NS_PER_S, REQUEST_TOKENS_MAX, Blocks, Tokens
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed, value
 from tests.gateway.scenes import KEYS, ObedientEngine, deployment, reach, sha256
 from tests.support import require_service
@@ -336,4 +339,41 @@ async def test_the_state_is_what_top_needs(*, open_: bool) -> None:
     assert (batch["recent"], batch["ttft_p99_ms"]) == (0, None)
     (replica,) = state["replicas"]
     assert (replica["replica"], replica["decodes"]) == ("p-0", 0)
+    gateway.finish()
+
+
+async def test_the_most_that_engines_are_believed_breaks_no_metrics() -> None:
+    gateway, engine = obedient()
+    tokens = Tokens(REQUEST_TOKENS_MAX)
+    usage = Usage(input_tokens=tokens, cached_tokens=tokens, output_tokens=tokens)
+    for _ in range(3):
+        caller = gateway.ask(max_tokens=4)
+        await reach(gateway.clock, gateway.clock.now() / NS_PER_MS + 1)
+        engine.say("word")
+        timing = (
+            engine._meters[engine.calls[-1].dispatch.attempt].timing().counted(REQUEST_TOKENS_MAX)
+        )
+        ending = Ending(outcome=Outcome.SUCCESS, usage=usage, timing=timing)
+        engine.tell.ended(engine.calls[-1].dispatch.attempt, ending)
+        assert (await caller.done()).status == 200
+    most = 2**53
+    engine.tell.reported(
+        Snapshot(
+            replica=engine.name,
+            incarnation=engine.incarnation,
+            observed_at=gateway.clock.now(),
+            running=most,
+            waiting=most,
+            kv_blocks_used=Blocks(most),
+            kv_blocks_total=Blocks(most),
+            preemptions=most,
+            prefix_tokens_queried=most,
+            prefix_tokens_hit=most,
+        )
+    )
+    found = await gateway.scrape()
+    who = {"tenant": "free", "class": "interactive"}
+    assert value(found, "headrace_output_tokens_total", **who) == 3 * REQUEST_TOKENS_MAX
+    assert sum(one.value for one in found["headrace_replica_preemptions_total"]) == most
+    assert (await gateway.look("/state")).status == 200
     gateway.finish()

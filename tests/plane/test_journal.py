@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from headrace.model.deployment import PoolSpec
 from headrace.model.effect import Effect
 from headrace.model.event import CallerLeft, ConfigChanged, Event, RequestArrived, TimerDue
-from headrace.model.ids import RequestId
+from headrace.model.ids import RequestId, TenantId
+from headrace.model.profile import WORK_MAX_NS, DecodeFit
 from headrace.plane import journal
 from headrace.plane.core import Plane
 from headrace.plane.journal import (
@@ -28,8 +31,9 @@ from headrace.plane.journal import (
     frames,
     verify,
 )
-from headrace.units import InstantNs
-from tests.plane.scenes import MS, Driver, usage
+from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.units import REQUEST_TOKENS_MAX, SUM_MAX, InstantNs
+from tests.plane.scenes import H100, MS, Driver, config, usage
 
 
 class Recorded(Driver):
@@ -320,3 +324,31 @@ def test_hash_seeds_do_not_show() -> None:
     ]
     assert found[0] == found[1]
     assert len(found[0]) > 10_000
+
+
+def test_the_most_that_engines_are_believed_breaks_no_journal() -> None:
+    made, most = Recorded(), REQUEST_TOKENS_MAX
+    slow = replace(H100, decode=DecodeFit(a_ms=6.06, c_ms=0.0079, d_ms=1e-2), reference_batch=1)
+    pool = PoolSpec(name="p", model="m", profile=slow)
+    for cost in Cost:
+        made.configure(config(pools=(pool,), fairness=Vtc(cost=cost)))
+        for nth in range(50):
+            made.arrive("abc"[nth % 3], 100)
+            attempt = made.sent()[-1].attempt
+            made.end(attempt, usage=usage(most, most, most), timing=made.timing(most))
+            made.now = InstantNs(made.now + MS)
+    assert made.recorder is not None
+    made.recorder.checkpoint()
+    assert isinstance(verify(made.written()), Verified)
+    assert all(row.work_ns == WORK_MAX_NS for row in made.rows())
+
+
+def test_a_sum_over_a_life_stops_where_a_journal_does() -> None:
+    made = Recorded()
+    request = made.arrive("a", 1_000)
+    tally = made.plane.state.accounts.tallies[TenantId("a")][made.live(request).slo_class]
+    tally.met_work_ns = tally.offered_work_ns = SUM_MAX
+    made.serve(request)
+    made.arrive("a", 1_000)
+    assert tally.met_work_ns == tally.offered_work_ns == SUM_MAX
+    Plane.thaw(made.plane.freeze())

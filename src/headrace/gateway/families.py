@@ -99,7 +99,9 @@ FAMILIES: dict[str, Family] = {
     ),
     # Latency as callers saw it, of admitted requests that made a token.
     "ttft_seconds": Family(_H, "From arrival to the first token.", _CLASS),
-    "itl_seconds": Family(_H, "Gaps between tokens, all of them pooled.", _CLASS),
+    "itl_seconds": Family(
+        _H, "Gaps between tokens, all of them pooled; zero within a frame.", _CLASS
+    ),
     "max_stall_seconds": Family(_H, "Largest gap of each answer.", _CLASS),
     "e2e_seconds": Family(_H, "From arrival to the end of the answer.", _CLASS),
     "queue_seconds": Family(_H, "From arrival to dispatch.", _CLASS),

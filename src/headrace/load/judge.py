@@ -9,14 +9,13 @@ statuses themselves.
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from headrace.load.caller import Answer, Failure
 from headrace.model.decision import Reason
 from headrace.model.effect import Concluded, Entry
 from headrace.model.engine import Usage
 from headrace.model.ids import ClassName, ModelName, ReplicaName, RequestId, TenantId
-from headrace.model.meter import GAP_BUCKETS, StreamTiming
+from headrace.model.meter import StreamTiming
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds, Moments, Outcome, indicators, misses
 from headrace.report.run import Offered
@@ -147,13 +146,8 @@ def _outcome(answer: Answer) -> Outcome:
 
 
 def _timing(answer: Answer) -> StreamTiming:
-    """Return the stream in tokens: those of one chunk came together."""
-    seen, told = answer.timing, answer.output_tokens
-    if told is None or not seen.tokens or told <= seen.tokens:
-        return seen
-    counts = list(seen.gap_counts or (0,) * GAP_BUCKETS)
-    counts[0] += told - seen.tokens
-    return replace(seen, tokens=told, gap_counts=tuple(counts))
+    """Return the stream in tokens."""
+    return answer.timing.counted(answer.output_tokens or 0)
 
 
 def _usage(answer: Answer, row: TraceRow) -> Usage | None:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds
-from headrace.units import DurationNs, ms
+from headrace.units import REQUEST_TOKENS_MAX, DurationNs, ms
 
 END = r"$(?!\n)"
 """Ends the pattern of a setting: `$` alone would let a line break follow, and a schema knows no `\\Z`."""
@@ -31,9 +31,9 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     revision: str = "1"
     """Which weights; part of pool selection, prediction and every answer's headers."""
     quantization: str = ""
-    context_limit: Annotated[int, Meta(ge=16, le=10_000_000)] = 131_072
+    context_limit: Annotated[int, Meta(ge=16, le=REQUEST_TOKENS_MAX)] = 131_072
     """Input plus output tokens. 131,072: Llama 3.1's."""
-    output_limit: Annotated[int, Meta(ge=1, le=10_000_000)] = 16_384
+    output_limit: Annotated[int, Meta(ge=1, le=REQUEST_TOKENS_MAX)] = 16_384
     """Output tokens one answer may have, and what a caller that names no limit gets at most."""
     fan_out_limit: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parallel answers (n). 1: one reservation is one answer."""

@@ -7,6 +7,7 @@ stream counts them where they pass, and its `StreamTiming` travels once, when th
 from bisect import bisect_left
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
@@ -39,6 +40,14 @@ class StreamTiming(Struct, frozen=True, kw_only=True):
     """How many gaps were above the stream's own bound: exact for any bound."""
     gap_counts: tuple[int, ...]
     """Gaps by bucket of `GAP_EDGES_NS`, for percentiles and plots; sums to tokens - 1."""
+
+    def counted(self, told: int) -> "StreamTiming":
+        """Return it with the `told` tokens of a stream whose chunks held several: those came together."""
+        if not self.tokens or told <= self.tokens:
+            return self
+        counts = list(self.gap_counts or (0,) * GAP_BUCKETS)
+        counts[0] += told - self.tokens
+        return replace(self, tokens=Tokens(told), gap_counts=tuple(counts))
 
 
 NO_STREAM = StreamTiming(

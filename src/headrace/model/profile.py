@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from headrace.units import (
     MICRO,
+    NS_PER_S,
     PS_PER_NS,
     DurationNs,
     Ps,
@@ -27,6 +28,9 @@ from headrace.units import (
 _NotNegative = Annotated[float, Meta(ge=0)]
 _Positive = Annotated[float, Meta(gt=0)]
 _Count = Annotated[Tokens, Meta(ge=1)]
+WORK_MAX_NS = WorkNs(24 * 60 * 60 * NS_PER_S)
+"""Most work that one request is put down for. A day of a GPU is beyond any, and sums of it stay in 64
+bits for 100,000 requests whose engine lies."""
 
 
 class DecodeFit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -201,7 +205,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
 
         b*uncached + e*A + output*(a/B* + c + d*ctx): b, e from the mixed fit, a, c, d from the
         decode fit, A = ((cached + uncached)^2 - cached^2)/2, ctx = input + output/2.
-        `batch` replaces B*. Rounded down once.
+        `batch` replaces B*. Rounded down once; at most `WORK_MAX_NS`.
         """
         costs, size = self.costs, batch or self.reference_batch
         prompt = cached + uncached
@@ -209,7 +213,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         twice_context = output * (2 * prompt + output)
         doubled = 2 * (prefill + costs.decode_c * output) + costs.decode_d * twice_context
         total = size * doubled + 2 * costs.decode_a * output
-        return WorkNs(total // (2 * size * PS_PER_NS))
+        return WorkNs(min(WORK_MAX_NS, total // (2 * size * PS_PER_NS)))
 
     def token_ns(self, context: int) -> WorkNs:
         """Return the work of one decoded token that sees `context` tokens: a/B* + c + d*ctx, ns."""

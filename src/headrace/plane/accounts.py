@@ -9,6 +9,7 @@ from headrace.model.decision import Reason
 from headrace.model.effect import Concluded, Entry
 from headrace.model.ids import ClassName, TenantId
 from headrace.model.slo import Outcome
+from headrace.units import SUM_MAX
 
 
 class Tally(Struct):
@@ -52,7 +53,7 @@ class Accounts(Struct):
         tally.offered += 1
         tally.input_tokens += entry.input_tokens
         tally.predicted_output += entry.predicted_output
-        tally.offered_work_ns += entry.work_ns
+        tally.offered_work_ns = min(SUM_MAX, tally.offered_work_ns + entry.work_ns)
 
     def conclude(self, tally: Tally, row: Concluded) -> None:
         """Count how one offered request ended."""
@@ -70,5 +71,5 @@ class Accounts(Struct):
         tally.output_tokens += tokens
         if row.met:
             tally.met += 1
-            tally.met_work_ns += row.work_ns
+            tally.met_work_ns = min(SUM_MAX, tally.met_work_ns + row.work_ns)
             tally.met_tokens += tokens

@@ -38,6 +38,11 @@ MICRO = 1_000_000
 MIB = 1 << 20
 BLOCK_TOKENS = 16
 """Tokens in one KV block; vLLM's default."""
+REQUEST_TOKENS_MAX = 10_000_000
+"""Most tokens of one request, on either side, that anybody is believed, caller or engine: ten times the
+longest context there is. What is made of them (work, service) then fits the 64 bits of a journal."""
+SUM_MAX = 2**63 - 1
+"""Where a sum over a life stops: the largest number that a journal holds."""
 
 
 def elapsed(earlier: InstantNs, now: InstantNs) -> DurationNs:

@@ -1,5 +1,7 @@
 """What whole answers tell of usage, on every route."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.adapters.upstream.usage import usage_of
 from headrace.model.engine import Usage
 from headrace.ports.engine import Route
-from headrace.units import Tokens
+from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 
 def usage(given: int, cached: int, made: int) -> Usage:
@@ -93,3 +95,24 @@ def test_what_tells_no_usage_tells_none(route: Route, body: bytes) -> None:
 def test_no_answer_is_too_strange(route: Route, body: bytes) -> None:
     assert usage_of(route, body) is None
     usage_of(route, b'{"usage":' + body + b"}")
+
+
+_WORDS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cached_tokens")
+_MORE = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(0, 10),
+    st.sampled_from([REQUEST_TOKENS_MAX, REQUEST_TOKENS_MAX + 1, 10**18, 2**63, 2**64, 10**23]),
+    st.floats(),
+)
+
+
+@given(st.sampled_from(Route), st.dictionaries(st.sampled_from(_WORDS + _MORE), _NUMBERS))
+def test_whatever_number_is_told_fits_or_is_no_usage(route: Route, told: dict[str, float]) -> None:
+    details = {"cached_tokens": told.get("cached_tokens")}
+    more = {"prompt_tokens_details": details, "input_tokens_details": details}
+    found = usage_of(route, json.dumps({"usage": told | more}).encode())
+    if found is not None:
+        assert 0 <= found.output_tokens <= REQUEST_TOKENS_MAX
+        assert 0 <= found.cached_tokens <= REQUEST_TOKENS_MAX
+        assert 0 <= found.input_tokens <= 3 * REQUEST_TOKENS_MAX

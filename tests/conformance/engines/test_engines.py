@@ -56,9 +56,9 @@ async def test_it_is_well_and_makes_a_token(engine: EngineUnderTest) -> None:
 async def test_its_kind_is_found_out(engine: EngineUnderTest) -> None:
     clock = LoopClock(asyncio.get_running_loop())
     upstream, found = Upstream(engine.base, clock), asyncio.Event()
-    kinds: list[EngineKind] = []
+    kinds: list[EngineKind | None] = []
 
-    def told(kind: EngineKind) -> None:
+    def told(kind: EngineKind | None) -> None:
         kinds.append(kind)
         found.set()
 

@@ -12,11 +12,14 @@ from headrace.adapters.engines.exposition import kind_of
 from headrace.adapters.engines.fetch import Answer, Fetch, look
 from headrace.adapters.engines.kinds import KINDS
 from headrace.adapters.upstream.client import Upstream
+from headrace.adapters.upstream.usage import UNREADABLE
 from headrace.model.engine import EngineKind
 from headrace.ports.clock import Clock
 
 EMULATED_MARK = "headrace_engine_"
 """How a metric begins that only the emulated engine has: the rest it shares with vLLM."""
+_BROKEN, _UNKNOWN = 500, 501
+_BUSY = frozenset({408, 425, 429})
 
 _PREFIXES = {EngineKind.EMULATED: (EMULATED_MARK,)} | {
     kind: traits.prefixes for kind, traits in KINDS.items() if kind is not EngineKind.EMULATED
@@ -49,11 +52,14 @@ class Detection:
     """A search under way."""
 
     def __init__(
-        self, upstream: Upstream, clock: Clock, found: Callable[[EngineKind], None]
+        self, upstream: Upstream, clock: Clock, found: Callable[[EngineKind | None], None]
     ) -> None:
-        """Begin; `found` is told the kind, later and once: `OPENAI` if nothing tells."""
+        """Begin; `found` is told the kind, later and once: `OPENAI` if all that tells one is absent.
+
+        None: something failed that might have told, so ask again.
+        """
         self._upstream, self._clock, self._found = upstream, clock, found
-        self._next = 0
+        self._next, self._failed = 0, False
         self._fetch: Fetch | None = None
         self._look()
 
@@ -68,16 +74,24 @@ class Detection:
 
     def _looked(self, answer: Answer) -> None:
         kind = _LOOKS[self._next][1](answer.body) if answer.good else None
+        self._failed |= _failed(answer)
         self._next += 1
         if kind is None and self._next < len(_LOOKS):
             self._look()
         else:
-            self._found(kind or EngineKind.OPENAI)
+            self._found(kind or (None if self._failed else EngineKind.OPENAI))
+
+
+def _failed(answer: Answer) -> bool:
+    """Return whether an answer leaves open what is there: 501 and most of 4xx say that nothing is."""
+    if answer.error is not None or answer.status in _BUSY:
+        return True
+    return answer.status >= _BROKEN and answer.status != _UNKNOWN
 
 
 def _has(body: bytes, field: str) -> bool:
     """Return whether a body is an object with a field."""
     try:
         return field in _FIELDS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False

@@ -12,10 +12,16 @@ import msgspec
 from msgspec import Struct
 
 from headrace.adapters.engines.kinds import CacheInfo, Signal, Traits
-from headrace.model.engine import EngineKind
-from headrace.units import BLOCK_TOKENS
+from headrace.model.engine import EngineKind, Snapshot
+from headrace.model.ids import Incarnation, ReplicaName
+from headrace.units import BLOCK_TOKENS, Blocks, InstantNs
 
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+_COUNT_MAX = 2**53
+"""Beyond it a page's numbers, which are floats, count nothing any more: they are not told."""
+_DIGITS_MAX = len(str(_COUNT_MAX))
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -30,6 +36,22 @@ class Load(Struct, frozen=True, kw_only=True):
     prefix_tokens_hit: int | None = None
     missing: tuple[Signal, ...] = ()
     """What it should tell and does not."""
+
+    def snapshot(self, replica: ReplicaName, life: Incarnation, asked_at: InstantNs) -> Snapshot:
+        """Return it as the plane takes it, as of when it was asked for: never newer than it is."""
+        used, total = self.kv_blocks_used, self.kv_blocks_total
+        return Snapshot(
+            replica=replica,
+            incarnation=life,
+            observed_at=asked_at,
+            running=self.running,
+            waiting=self.waiting,
+            kv_blocks_used=None if used is None else Blocks(used),
+            kv_blocks_total=None if total is None else Blocks(total),
+            preemptions=self.preemptions,
+            prefix_tokens_queried=self.prefix_tokens_queried,
+            prefix_tokens_hit=self.prefix_tokens_hit,
+        )
 
 
 class _Sum(Struct):
@@ -47,7 +69,7 @@ def load_of(traits: Traits, page: bytes) -> Load:
     for signal, names in traits.names.items():
         for name in names:
             one = found.get(name) or found.get(f"{name}_total")
-            if one is not None:
+            if one is not None and one.total <= _COUNT_MAX:
                 told[signal] = one
                 break
     total = _kv_blocks(told, traits.cache_info, page, traits.prefixes)
@@ -124,7 +146,7 @@ def _kv_blocks(
     if tokens is None:
         blocks, size = _count(told, Signal.KV_BLOCKS), told.get(Signal.KV_BLOCK_TOKENS)
         if blocks is not None and size is not None:
-            tokens = round(blocks * size.total / size.series)
+            tokens = _known(blocks * size.total / size.series)
     if tokens is None and info is not None:
         tokens = _told_size(info, page, prefixes)
     return None if tokens is None else tokens // BLOCK_TOKENS
@@ -137,9 +159,9 @@ def _told_size(info: CacheInfo, page: bytes, prefixes: tuple[str, ...]) -> int |
         told = dict(_LABEL.findall(labels))
         size = told.get(info.block_tokens.encode(), b"")
         blocks = told.get(info.blocks.encode(), b"")
-        if size.isdigit() and blocks.isdigit():
+        if _is_number(size) and _is_number(blocks):
             tokens = (tokens or 0) + int(size) * int(blocks)
-    return tokens
+    return None if tokens is None else _known(tokens)
 
 
 @cache
@@ -147,6 +169,14 @@ def _labelled(prefixes: tuple[str, ...], name: str) -> re.Pattern[bytes]:
     begins = "|".join(map(re.escape, prefixes))
     pattern = rf"^(?:{begins}){re.escape(name)}\{{([^\n]*)\}}[ \t]"
     return re.compile(pattern.encode(), re.MULTILINE)
+
+
+def _is_number(label: bytes) -> bool:
+    return label.isdigit() and len(label) <= _DIGITS_MAX
+
+
+def _known(number: float) -> int | None:
+    return round(number) if number <= _COUNT_MAX else None
 
 
 def _count(told: dict[Signal, _Sum], signal: Signal) -> int | None:
@@ -157,7 +187,7 @@ def _count(told: dict[Signal, _Sum], signal: Signal) -> int | None:
 def _hit(told: dict[Signal, _Sum]) -> int | None:
     blocks, size = _count(told, Signal.PREFIX_HIT_BLOCKS), told.get(Signal.KV_BLOCK_TOKENS)
     if blocks is not None and size is not None:
-        return round(blocks * size.total / size.series)
+        return _known(blocks * size.total / size.series)
     return _count(told, Signal.PREFIX_HIT)
 
 
@@ -165,5 +195,5 @@ def _queried(told: dict[Signal, _Sum]) -> int | None:
     """Return the tokens looked up, added up where found and missed are told apart."""
     missed, hit = _count(told, Signal.PREFIX_MISSED), _count(told, Signal.PREFIX_HIT)
     if missed is not None and hit is not None:
-        return missed + hit
+        return _known(missed + hit)
     return _count(told, Signal.PREFIX_QUERIED)

@@ -6,6 +6,7 @@ vLLM says so by status 503, but to a stream, whose head it sent already, by an e
 import msgspec
 from msgspec import Struct
 
+from headrace.adapters.upstream.usage import UNREADABLE
 from headrace.ports.upstream import ReportedError, UpstreamError
 
 _FULL = frozenset({503, 529})
@@ -43,7 +44,7 @@ def is_full(status: int, error: UpstreamError | None) -> bool:
         return False
     try:
         told = _EVENT.decode(error.data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
     within = None if told.response is None else told.response.error
     errors = (told.error, within, _Error(code=told.code))

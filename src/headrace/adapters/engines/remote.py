@@ -2,7 +2,7 @@
 
 Knows no vendor: what kinds differ in is in their table. It is up once it answers `/health` (or anything
 below 500 there: not all serve it), takes our key and made a token, and down once it cannot be reached,
-refuses the key, or three probes in a row end otherwise. Whether it takes the key, an empty request tells:
+refuses the key, has no model of that name, or three probes in a row end otherwise. Whether it takes the key, an empty request tells:
 it is refused for that, or for the key.
 """
 
@@ -16,6 +16,7 @@ from headrace.adapters.engines.detect import Detection
 from headrace.adapters.engines.exposition import Load
 from headrace.adapters.engines.fetch import Answer, Fetch, brief, look
 from headrace.adapters.engines.kinds import KINDS, Feature, Traits
+from headrace.adapters.engines.listed import MODELS_PATH, is_listed, is_unserved
 from headrace.adapters.engines.outgoing import edited, marked
 from headrace.adapters.engines.overload import is_full
 from headrace.adapters.engines.scrape import Scrape
@@ -23,9 +24,9 @@ from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
 from headrace.adapters.upstream.usage import EachUsage
-from headrace.model.engine import EngineKind, Snapshot
+from headrace.model.engine import EngineKind
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
-from headrace.model.meter import NO_STREAM
+from headrace.model.meter import Meter, StreamTiming
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Call, Ending, Listener, Refusal, Route
@@ -36,7 +37,7 @@ from headrace.ports.upstream import (
     UnreachableError,
     UpstreamError,
 )
-from headrace.units import NS_PER_S, Blocks, DurationNs, InstantNs, later
+from headrace.units import NS_PER_S, DurationNs, InstantNs, later
 
 LOG = "headrace.engines"
 """Where engines are told to be ready, and why they are not."""
@@ -53,7 +54,7 @@ cannot be looked up is one of them: resolvers fail for a moment, and open connec
 DENIED_NS = DurationNs(10 * NS_PER_S)
 """Between two looks at an engine that refuses our key. 10 s: engines count wrong keys too."""
 _AGAIN_NS = DurationNs(60 * NS_PER_S)
-_OK, _BROKEN, _TOO_MANY = 200, 500, 429
+_OK, _REFUSED, _BROKEN, _TOO_MANY = 200, 400, 500, 429
 _DENIED = frozenset({401, 403})
 """Answers that blame our key, if an empty request gets them too."""
 _BLAMED = frozenset({400, 404, 413, 422})
@@ -105,6 +106,8 @@ class RemoteEngine:
         self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
         self._doubted, self._denied = True, False  # whether our key is to be tried, and was refused
+        self._stranger = False  # it said that it has no model of this name: to be made sure of
+        self._undetected, self._detect_at = 0, InstantNs(0)
         self._proven = proven
         self._fault, self._told_at = "", InstantNs(-_AGAIN_NS)
         self._scrape = Scrape(name, upstream, clock, self._loaded)
@@ -248,6 +251,11 @@ class RemoteEngine:
         """It refused a request as if our key were wrong: ask once the next probe is over."""
         self._doubted = True
 
+    def doubt_model(self) -> None:
+        """It refused a request as if it had no such model: look at once whether it lists it."""
+        self._doubted = self._stranger = True
+        self._look()
+
     def _probed(self, answer: Answer) -> None:
         """A look at its health is over."""
         self._probe = None
@@ -257,7 +265,7 @@ class RemoteEngine:
             self._failures = 0
             if answer.status in _DENIED:
                 self._deny(answer.status)
-            elif self._doubted or not self.is_up:
+            elif self._doubted or not self.is_up or self._detects():
                 self._probe = Fetch(
                     lambda listener: self.upstream.ask(
                         Route.CHAT, _EMPTY, listener, timeouts=brief(self._clock)
@@ -295,10 +303,12 @@ class RemoteEngine:
 
     def _try(self) -> None:
         """It says that it is well: find out what it is, and have it make a token before it is up."""
-        if self.is_up:
-            return
-        if self._kind is None:
+        if self._stranger:
+            self._list(None)
+        elif self._detects():
             self._probe = Detection(self.upstream, self._clock, self._detected)
+        elif self.is_up:
+            return
         elif self.traits.ready_by_token:
             self._probe = Fetch(
                 lambda listener: self.upstream.ask(
@@ -312,19 +322,63 @@ class RemoteEngine:
         else:
             self._rise()
 
-    def _detected(self, kind: EngineKind) -> None:
+    def _detects(self) -> bool:
+        """Return whether it is time to find out what it is."""
+        return self._kind is None and self.now() >= self._detect_at
+
+    def _detected(self, kind: EngineKind | None) -> None:
+        """What it is was found out, or whatever would tell failed: then it is asked again and again.
+
+        It may rise meanwhile, as little as any is known of.
+        """
         self._probe, self._kind = None, kind
-        _log.info("engine %s is taken for %s", self.name, kind)
-        self._try()
+        if kind is not None:
+            _log.info("engine %s is taken for %s", self.name, kind)
+            self._try()
+            return
+        self._undetected += 1
+        self._troubled("its kind cannot be told: what tells it fails")
+        if self._undetected >= FAILURES:
+            self._detect_at = later(self.now(), _AGAIN_NS)
+            self._try()
 
     def _tasted(self, answer: Answer) -> None:
         """It made a token, or does not complete texts at all; else it is not ready, whatever it says."""
         self._probe = None
-        if answer.error is None and answer.status < _BROKEN:
+        if answer.error is not None or answer.status >= _BROKEN:
+            self._troubled(f"no token yet: {answer.error or f'it answers {answer.status}'}")
+        elif answer.status < _REFUSED:
             self._rise()
         else:
-            self.trouble = f"no token yet: {answer.error or f'it answers {answer.status}'}"
-            self.note(self.trouble)
+            self._list(answer)
+
+    def _list(self, refusal: Answer | None) -> None:
+        """Ask which models it has: it refused the first question, or a request."""
+        self._probe = look(
+            self.upstream, self._clock, MODELS_PATH, lambda listed: self._listed(listed, refusal)
+        )
+
+    def _listed(self, answer: Answer, refusal: Answer | None) -> None:
+        """It told its models, or not; where it does not, what it said when it refused counts."""
+        self._probe = None
+        listed = is_listed(answer, self.model)
+        if listed is None and refusal is not None:
+            listed = not is_unserved(refusal.status, refusal.body, self.model)
+        self._doubted = self._stranger = listed is False
+        if listed is False:
+            fault = f"it has no model named {self.model!r}"
+            self.note(fault)
+            self._fall(fault)
+        elif refusal is None:
+            self._try()
+        else:
+            self._rise()
+
+    def _troubled(self, why: str) -> None:
+        """It is not ready, for a reason that operators are told."""
+        self.note(why)
+        if not self.is_up:
+            self.trouble = why
 
     def _rise(self) -> None:
         self.is_up, self.trouble = True, None
@@ -333,27 +387,15 @@ class RemoteEngine:
         self.tell.up(self)
 
     def _loaded(self, load: Load, asked_at: InstantNs) -> None:
-        """It told its load; as of when it was asked, so that it is never taken for newer than it is."""
-        self.tell.reported(
-            Snapshot(
-                replica=self.name,
-                incarnation=self.incarnation,
-                observed_at=asked_at,
-                running=load.running,
-                waiting=load.waiting,
-                kv_blocks_used=_blocks(load.kv_blocks_used),
-                kv_blocks_total=_blocks(load.kv_blocks_total),
-                preemptions=load.preemptions,
-                prefix_tokens_queried=load.prefix_tokens_queried,
-                prefix_tokens_hit=load.prefix_tokens_hit,
-            )
-        )
+        """It told its load."""
+        self.tell.reported(load.snapshot(self.name, self.incarnation, asked_at))
 
     def _fall(self, why: str) -> None:
         self.trouble = why
         if not self.is_up:
             return
         self.is_up = False
+        self._undetected, self._detect_at = 0, InstantNs(0)
         self._let_go()
         self.tell.down(self)
 
@@ -400,25 +442,30 @@ class _Flight:
         outcome, refusal = Outcome.ERROR, None
         # After the end mark its caller has all of it, however the connection ends.
         complete = error is None or result.done
-        if complete and self._status == _OK:
+        body, model = self._body, self._engine.model
+        unserved = error is None and is_unserved(self._status, body or b"", model)
+        if complete and self._status == _OK and body != b"":
             outcome = Outcome.SUCCESS
-            if self._body is not None:
-                self._hand_whole(self._body, result)
-        elif error is None and self._status in _BLAMED:
-            refusal = Refusal(status=self._status, body=self._body or b"")
+            if body is not None:
+                self._hand_whole(body, result)
+        elif error is None and self._status in _BLAMED and not unserved:
+            refusal = Refusal(status=self._status, body=body or b"")
         else:
-            self._engine.note(str(error or f"it answers {self._status}"))
+            more = " with nothing" * (self._status == _OK) + ": no such model" * unserved
+            self._engine.note(str(error or f"it answers {self._status}{more}"))
             if error is None and self._status in _DENIED:
                 self._engine.doubt()
         ending = Ending(
             outcome=outcome,
             usage=result.usage,
-            timing=NO_STREAM,
+            timing=_timing(self._meter, result),
             refusal=refusal,
             whole=result.whole,
             full=not self._meter.tokens and is_full(self._status, error),
         )
         self._engine.over(self._attempt, ending, error)
+        if unserved:
+            self._engine.doubt_model()
 
     def _hand_whole(self, body: bytes, result: Result) -> None:
         """Hand an answer over that came in one piece; its tokens are seen all at once."""
@@ -427,10 +474,11 @@ class _Flight:
         self._engine.tell.produced(self._attempt, body)
 
 
+def _timing(meter: Meter, result: Result) -> StreamTiming:
+    """Return what a stream looked like, in the engine's own count of its tokens where that is larger."""
+    return meter.timing().counted(0 if result.usage is None else result.usage.output_tokens)
+
+
 def _first_question(model: str) -> bytes:
     """Return what is asked of an engine before it counts as up."""
     return msgspec.json.encode({"model": model, "prompt": "Hello", "max_tokens": 1})
-
-
-def _blocks(count: int | None) -> Blocks | None:
-    return None if count is None else Blocks(count)

@@ -8,12 +8,11 @@ import logging
 import zlib
 from collections.abc import Callable
 
-import msgspec
-
 from headrace.adapters.engines.exposition import Load, load_of, load_of_slots
 from headrace.adapters.engines.fetch import Answer, Fetch, look
 from headrace.adapters.engines.kinds import Traits
 from headrace.adapters.upstream.client import Upstream
+from headrace.adapters.upstream.usage import UNREADABLE
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.upstream import PoolFullError
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, later
@@ -24,7 +23,7 @@ SPREAD_NS = 200 * NS_PER_MS
 in one turn of the loop, would hold up every stream. 200 ms: a fifth of the usual period."""
 FAILURES = 3
 """Scrapes in a row without an answer before that is told: one may be lost to a busy machine."""
-PATH, UNREADABLE, SILENT = "path", "unreadable", "silent"
+PATH, UNREAD, SILENT = "path", "unreadable", "silent"
 """What may be missing beside single signals: the path, a page that can be read, any answer."""
 
 
@@ -92,8 +91,8 @@ class Scrape:
             return
         try:
             load = load_of_slots(answer.body) if self._by_slots else load_of(traits, answer.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._lack((UNREADABLE,))
+        except UNREADABLE:
+            self._lack((UNREAD,))
             return
         self._lack(tuple(load.missing))
         self._told(load, asked_at)

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from headrace.adapters.engines.fetch import Answer, Fetch
 from headrace.adapters.engines.kinds import Tokenize
 from headrace.adapters.engines.remote import RemoteEngine
 from headrace.adapters.upstream.exchange import Timeouts
+from headrace.adapters.upstream.usage import UNREADABLE
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, UncountedError
-from headrace.units import NS_PER_S, DurationNs, Tokens, later
+from headrace.units import NS_PER_S, REQUEST_TOKENS_MAX, DurationNs, Tokens, later
 
 _REVISION = "engine"
 _PATIENCE_NS = DurationNs(5 * NS_PER_S)
@@ -38,6 +40,7 @@ class _Completion(Struct):
     prompt: str | list[str]
 
 
+_COUNT = msgspec.json.Decoder(Annotated[int, Meta(ge=1, le=REQUEST_TOKENS_MAX)])
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
@@ -125,10 +128,10 @@ def _tokens(way: Tokenize, body: bytes) -> Tokens:
     try:
         told = _FIELDS.decode(body)
         if way.count is not None:
-            count = msgspec.json.decode(told[way.count], type=int)
+            count = _COUNT.decode(told[way.count])
         else:
             count = len(msgspec.json.decode(told["tokens"], type=list[Raw]))
-    except (KeyError, msgspec.DecodeError, UnicodeDecodeError):
+    except (KeyError, *UNREADABLE):
         raise UncountedError("what came is no count") from None
     if count < 1:
         raise UncountedError("a count of nothing")

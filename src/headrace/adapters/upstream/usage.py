@@ -13,7 +13,7 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.model.engine import Usage
 from headrace.ports.engine import Route
-from headrace.units import Tokens
+from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding may raise on bytes that are not ours."""
@@ -28,7 +28,8 @@ class EachUsage(Enum):
     """It is kept out of the stream, but for the last."""
 
 
-_Count = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0, le=REQUEST_TOKENS_MAX)]
+"""More is no count: an engine that tells it is not believed, and the tokens that were seen stand."""
 
 
 class _Details(Struct, gc=False):

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.units import Tokens
+from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 Model = Annotated[str, Meta(min_length=1, max_length=256)]
-Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Count = Annotated[int, Meta(ge=1, le=REQUEST_TOKENS_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 

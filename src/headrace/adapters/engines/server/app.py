@@ -29,12 +29,11 @@ from headrace.adapters.engines.server.metrics import CONTENT_TYPE, Metrics
 from headrace.adapters.engines.server.outgoing import Outgoing
 from headrace.adapters.engines.words import errors
 from headrace.ports.clock import Clock
-from headrace.units import Tokens
+from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 EMULATES = "0.32.0"
 """The vLLM whose surface this is."""
 _REPLAY_INPUT = b"x-headrace-replay-input"
-_REPLAY_MAX = 10_000_000
 _ENCODE = msgspec.json.Encoder().encode
 
 Act = Callable[[Exchange], Awaitable[None]]
@@ -298,7 +297,7 @@ def _replayed(exchange: Exchange) -> Tokens | None:
     told = exchange.header(_REPLAY_INPUT)
     if told is None:
         return None
-    if not told.isdecimal() or not 0 < int(told) <= _REPLAY_MAX:
+    if not told.isdecimal() or not 0 < int(told) <= REQUEST_TOKENS_MAX:
         raise asked.AskedError("Not a number of tokens.", _REPLAY_INPUT.decode())
     return Tokens(int(told))
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.adapters.engines.words.embeddings import DIMENSIONS, Vectors
-from headrace.units import Tokens, ceil_div
+from headrace.units import REQUEST_TOKENS_MAX, Tokens, ceil_div
 
 BYTES_PER_TOKEN = 4
 CHUNK_TOKENS = Tokens(512)
@@ -25,7 +25,7 @@ _ID_MASK = (1 << 8 * BYTES_PER_TOKEN) - 1
 _DIMENSIONS_MAX = 16_384
 
 S = TypeVar("S", bound=Struct)
-_Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+_Count = Annotated[int, Meta(ge=1, le=REQUEST_TOKENS_MAX)]
 _TokenId = Annotated[int, Meta(ge=0)]
 
 
