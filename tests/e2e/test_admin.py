@@ -132,7 +132,7 @@ def test_a_process_is_changed_and_reloaded_and_its_record_replays(tmp_path: Path
         status, text = call(f"{admin}/reload", {})
         assert status == 200, text
         changed = json.loads(text)["changes"]
-        assert changed["deployment.tenants[0].rpm_limit"] == [1_000, 500]
+        assert changed["deployment.tenants[t].rpm_limit"] == [1_000, 500]
         assert changed["deployment.admission.margin_ms"] == [75.0, 50.0], "as the file says"
         told = ask()
         assert told["x-headrace-policy-revision"] == "3"
