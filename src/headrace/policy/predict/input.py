@@ -50,7 +50,7 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         The count of a tokenizer stands. Prefix chunks are as many tokens as the prompt's bytes are.
         """
         text = request.text
-        if text is None or not text.total:
+        if text is None or not (total := text.total):
             return request
         tokens, margin, revision = (
             request.input_tokens,
@@ -60,12 +60,12 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if revision == BY_BYTES:
             if not state.windows:
                 return request
-            ratios = state.quantiles(_groups(model, request, text), self.enough)
+            ratios = state.quantiles(_groups(model, request.tenant, text, total), self.enough)
             if ratios is None:
                 return request
-            p50, p90 = (max(1, ceil_div(text.total * ratio, MICRO)) for ratio in ratios)
+            p50, p90 = (max(1, ceil_div(total * ratio, MICRO)) for ratio in ratios)
             tokens, margin, revision = Tokens(p50), Tokens(p90 - p50), REVISION
-        chunk = request.prefix_tokens * tokens * _BYTES_PER_TOKEN // text.total
+        chunk = request.prefix_tokens * tokens * _BYTES_PER_TOKEN // total
         return replace(
             request,
             input_tokens=tokens,
@@ -77,23 +77,22 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def learn(self, state: Windows, model: ModelName, request: Request, tokens: int) -> None:
         """Add what the engine counted of a prompt; one that is not text alone teaches nothing."""
         text = request.text
-        if text is None or not text.total or tokens < 1:
+        if text is None or not (total := text.total) or tokens < 1:
             return
-        ratio = tokens * MICRO // text.total
+        ratio = tokens * MICRO // total
         if ratio <= _RATIO_MAX:
-            groups = _groups(model, request, text)
+            groups = _groups(model, request.tenant, text, total)
             state.teach(groups, ratio, size=self.window, most=self.groups)
 
 
-def _groups(model: ModelName, request: Request, text: TextBytes) -> tuple[str, ...]:
+def _groups(model: ModelName, tenant: str, text: TextBytes, total: int) -> tuple[str, ...]:
     """Return a prompt's groups, finest first; sizes are told apart by powers of two."""
-    total = text.total
     mix: tuple[int, ...] = (0, 0, 0)
     if total != text.ascii:
         half = total // 2
         two, cjk, other = text.two, text.cjk, text.other
         mix = tuple((count * _PARTS + half) // total for count in (two, cjk, other))
-    return _named(model, mix, total.bit_length(), request.tenant)
+    return _named(model, mix, total.bit_length(), tenant)
 
 
 @lru_cache(maxsize=4_096)  # each request asks twice, and most are like one before
