@@ -336,6 +336,34 @@ async def test_who_refuses_our_key_is_not_up_until_it_takes_it(
     assert not world.engine.trouble
 
 
+@pytest.mark.parametrize("status", [405, 501])
+async def test_what_knows_no_chat_is_no_engine(scene: Scene, status: int) -> None:
+    world = World(scene)
+    world.key = answer(status, b"")
+    await world.start()
+    await world.polls(3)
+    assert (world.heard.lives, world.engine.is_up) == ([], False)
+    assert world.engine.trouble == f"it answers a chat with {status}: is this an engine?"
+    world.key = KEY_TAKEN
+    await world.polls(2)
+    assert world.heard.lives == [("up", 1)]
+
+
+async def test_each_life_that_ends_is_told_of(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the second death of a minute, for the same reason, would be silent."""
+    world = await World(scene).up()
+    for _ in range(2):
+        world.health = answer(503, b"")
+        await world.polls(FAILURES)
+        assert not world.engine.is_up
+        world.health = OK
+        await world.polls(1)
+        assert world.engine.is_up
+    assert [one for one in caplog.messages if "503" in one] == ["engine r: its health is 503"] * 2
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_key_that_was_taken_back_takes_it_down(scene: Scene, status: int) -> None:
     world = await World(scene).up()

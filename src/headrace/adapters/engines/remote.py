@@ -57,6 +57,8 @@ _AGAIN_NS = DurationNs(60 * NS_PER_S)
 _OK, _REFUSED, _BROKEN, _TOO_MANY = 200, 400, 500, 429
 _DENIED = frozenset({401, 403})
 """Answers that blame our key, if an empty request gets them too."""
+_NO_SERVER = frozenset({405, 501})
+"""Answers to an empty chat of servers that have no such thing, whatever else they say."""
 _BLAMED = frozenset({400, 404, 413, 422})
 """Answers that blame the request: the caller gets them as they stand. Others are between us and the
 engine (its key, its limits, its bugs), and nobody else's business."""
@@ -286,6 +288,10 @@ class RemoteEngine:
             self._fall(str(answer.error))
         elif answer.error is None and answer.status in _DENIED:
             self._deny(answer.status)
+        elif answer.error is None and answer.status in _NO_SERVER:
+            fault = f"it answers a chat with {answer.status}: is this an engine?"
+            self.note(fault)
+            self._fall(fault)
         elif answer.error is None and answer.status != _TOO_MANY:
             self._doubted = self._denied = False
             self._try()
@@ -382,6 +388,7 @@ class RemoteEngine:
 
     def _rise(self) -> None:
         self.is_up, self.trouble = True, None
+        self._fault = ""  # whatever ends this life is news
         _log.info("engine %s: ready", self.name)
         self.incarnation = Incarnation(self.incarnation + 1)
         self.tell.up(self)
