@@ -15,7 +15,6 @@ from msgspec import Struct
 from benchmarks.harness import Claim, Result, at_least, at_most
 from benchmarks.parity import capacity_rps, scene
 from headrace.cli.live import Live, named, run_live
-from headrace.gateway.http import Receive, Scope, Send
 from headrace.gateway.server import Gateway
 from headrace.load.lag import LIMIT_NS
 from headrace.report.stats import nearest_rank
@@ -44,25 +43,30 @@ class Refusals(Struct):
         config.http_protocol_class = timed(config.http_protocol_class, self.took.append)
 
 
+class Telling:
+    """A transport that tells when a refusal is written, whatever way it comes."""
+
+    def __init__(self, transport: Any, told: Callable[[], None]) -> None:
+        self._transport, self._told = transport, told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        if REFUSED in data:  # an error after admission is a failure, and took as long as it waited
+            self._told()
+
+
 def timed(connection: type[Any], note: Callable[[int], None]) -> type[Any]:
     """Return connections that tell how long they took to be refused, from their first moment."""
 
     class Timed(connection):  # type: ignore[misc]
         def connection_made(self, transport: Any) -> None:
-            self.began_ns = time.monotonic_ns()
-            super().connection_made(transport)
-            inner: Any = self.app  # type: ignore[has-type]
-
-            async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-                async def sent(message: Any) -> None:
-                    await send(message)
-                    # An error after admission is a failure, and took as long as it waited.
-                    if REFUSED in message.get("body", b""):
-                        note(time.monotonic_ns() - self.began_ns)
-
-                await inner(scope, receive, sent)
-
-            self.app = watched
+            began_ns = time.monotonic_ns()
+            super().connection_made(
+                Telling(transport, lambda: note(time.monotonic_ns() - began_ns))
+            )
 
     return Timed
 
