@@ -8,7 +8,7 @@ from headrace.model.decision import Reason
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.slo import Indicator, Objective, Slo
 from headrace.report import words
-from headrace.report.beside import latencies_beside, reasons_beside, side_by_side
+from headrace.report.beside import latencies_beside, reasons_beside, side_by_side, tenants_beside
 from headrace.report.run import ReplicaTotals
 from headrace.report.summary import summarise
 from headrace.report.tables import TOP, Column, Table, render, render_summary, sufferers
@@ -102,6 +102,8 @@ def test_several_runs_stand_side_by_side_by_reason_and_latency() -> None:
     assert "missed bound: ttft" in reasons
     assert "<= 20.0 ms" in render(latencies_beside(told))
     assert "left before" in render(side_by_side(told))
+    rows = {row[0]: row[1:] for row in tenants_beside(told).rows}
+    assert rows == {"a": ("100.0 %", "100.0 %"), "b": ("0.0 %", "-")}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from headrace.cli.errors import OK, fail
 from headrace.cli.out import show
 from headrace.model.evidence import DecisionRecord
 from headrace.policy.catalog import canonical
-from headrace.report.beside import side_by_side
+from headrace.report.beside import side_by_side, tenants_beside
 from headrace.report.decisions import config_line, header_line, to_line
 from headrace.report.html import html_report
 from headrace.report.run import RunRecord
@@ -110,7 +110,9 @@ def simulate(  # noqa: PLR0913 - a command's options
                 rows = rows_of(offered, seed, folders)
                 for variant in (None, *beside):
                     one = offered if variant is None else _VARIANTS[variant](offered)
-                    _progress(f"{scenario.name} seed {seed} load {factor:g}: {len(rows)} requests")
+                    what = scenario.name if variant is None else f"{scenario.name} {variant}"
+                    told = f"{what} seed {seed} load {factor:g}"
+                    _progress(f"{told}: {len(rows)} requests")
                     run = run_one(
                         one,
                         seed,
@@ -195,6 +197,7 @@ def _print(told: list[tuple[Summary, float]]) -> None:
     for same in by_trace.values():
         show(f"{same[0].scenario}, seed {same[0].seed}, trace {same[0].trace_hash[:12]}")
         show(render(side_by_side(same)))
+        show(render(tenants_beside(same)))
 
 
 def _progress(line: str) -> None:

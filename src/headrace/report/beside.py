@@ -5,12 +5,13 @@ Shows runs that do not compare as well, and says so: of them no difference is ev
 
 from collections.abc import Callable, Sequence
 
+from headrace.model.ids import TenantId
 from headrace.model.slo import Outcome
 from headrace.report import words
 from headrace.report.groups import EntryResult, Group
 from headrace.report.stats import GapQuantiles, Quantiles
 from headrace.report.summary import Summary
-from headrace.report.tables import Column, Table
+from headrace.report.tables import TOP, Column, Table
 from headrace.units import to_seconds
 
 NOT_COMPARABLE = "different traces: not comparable, shown side by side"
@@ -56,6 +57,27 @@ def reasons_beside(summaries: Sequence[Summary]) -> Table:
     ):
         figures += _reason_rows(what, pick, summaries)
     return _table("Refused, lost and late, by reason", summaries, figures)
+
+
+def tenants_beside(summaries: Sequence[Summary]) -> Table:
+    """Return what each tenant got of what it offered, in several runs: who pays for whom.
+
+    The `TOP` tenants with the most offered work.
+    """
+    first = summaries[0].by_tenant if summaries else ()
+    ranked = sorted(first, key=lambda one: (-one.work_ns, str(one.tenant)))
+    figures = [(str(one.tenant), _attained_by(one.tenant)) for one in ranked[:TOP]]
+    left = len(ranked) - TOP
+    note = f"and {words.plural(left, 'more tenant')}" if left > 0 else ""
+    return _table("Attainment over offered, by tenant", summaries, figures, note)
+
+
+def _attained_by(tenant: TenantId | None) -> Callable[[Summary], str]:
+    def text(summary: Summary) -> str:
+        found = (one.attained_offered for one in summary.by_tenant if one.tenant == tenant)
+        return words.percent(next(found, None))
+
+    return text
 
 
 Named = tuple[str, Callable[[Summary], str]]
