@@ -26,7 +26,9 @@ BUDGET_S = float(os.environ.get("HEADRACE_FUZZ_S", "2"))
 LEAST = 25
 """Examples for each target at the least, on however busy a machine."""
 PATIENCE_S = 0.15
-"""What a caller gets to send a head, or a body."""
+"""What a caller gets to send a head, or a body, that never comes."""
+AT_ONCE_S = 2.0
+"""What it gets where it sends all at once: this machine may be busy for longer than `PATIENCE_S`."""
 HANG_S = 5.0
 """After which a connection that is neither answered nor closed hangs."""
 SERVED = "engine-model"
@@ -217,9 +219,9 @@ async def _started(
 
 
 @contextmanager
-def fronted(engine: Engine | None = None) -> Iterator[Front]:
+def fronted(engine: Engine | None = None, *, patience_s: float = AT_ONCE_S) -> Iterator[Front]:
     """Serve; at the end all must be well, with not one error logged or left to the loop."""
-    spec = ServerSpec(port=0, drain_s=0, header_timeout_s=PATIENCE_S)
+    spec = ServerSpec(port=0, drain_s=0, header_timeout_s=patience_s)
     engine = engine or Engine()
     complaints = _Complaints()
     lost: list[dict[str, Any]] = []

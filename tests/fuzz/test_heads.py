@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.ports.engine import Route
-from tests.fuzz.serving import LEAST, Front, explore, fronted, whole
+from tests.fuzz.serving import LEAST, PATIENCE_S, Front, explore, fronted, whole
 from tests.gateway.scenes import KEYS, MODEL
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
@@ -258,7 +258,7 @@ async def talk(front: Front, connections: list[tuple[bytes, Cut]]) -> None:
 
 
 def test_requests_of_any_bytes() -> None:
-    with fronted() as front:
+    with fronted(patience_s=PATIENCE_S) as front:
         front.engine.says = whole(b"{}")
         tried = explore(CONNECTIONS, lambda one: front.run(talk(front, one)))
         assert tried >= LEAST
