@@ -366,12 +366,12 @@ async def test_vllm_runs_what_waits_in_it_in_the_order_of_our_deadlines(server: 
     assert order == ["free", "slow"], "which came later, with the earlier deadline"
 
 
-async def test_a_vllm_that_is_stopped_in_mid_stream_is_an_error_and_then_no_replica() -> None:
+async def test_a_vllm_that_dies_in_mid_stream_is_an_error_and_then_no_replica() -> None:
     server = await asyncio.to_thread(vllm.start, vllm.needed(), vllm.SHARED_FLAGS)
     try:
         async with fronted(server, idle=False) as front, front.sdk() as sdk:
             async with endless(sdk) as stream:
-                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(server.kill)
                 with pytest.raises(openai.APIError):
                     async for _ in stream:
                         pass

@@ -103,6 +103,12 @@ class VllmServer(Struct, frozen=True, kw_only=True):
             return True
         return False
 
+    def kill(self) -> None:
+        """Have all of its processes be gone at once: told to stop, it ends its streams as if whole."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.stop()
+
     def stop(self) -> None:
         """End all of its processes; those that do not go within half a minute are killed."""
         assert self.process.stdin is not None
