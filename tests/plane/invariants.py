@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from headrace.model.ids import Incarnation, RequestId, TenantId
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
-from headrace.plane.queues import NONE, Backlog
+from headrace.policy.fairness.backlog import NONE, Backlog
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.routing.seconds import is_open
 from headrace.units import InstantNs

@@ -121,7 +121,7 @@ def test_a_lost_wake_up(monkeypatch: Patch, kind: type) -> None:
 
 
 def test_a_turn_that_is_nobodys(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("headrace.plane.queues.Backlog.next_turn", lambda *_: None)
+    monkeypatch.setattr("headrace.policy.fairness.backlog.Backlog.next_turn", lambda *_: None)
     caught("INV-5")
 
 

@@ -20,9 +20,10 @@ from headrace.gateway.feed import Distribution, Feed
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept
 from headrace.gateway.reading import fleet, waiting
 from headrace.model.engine import Snapshot
-from headrace.model.ids import ModelName
+from headrace.model.ids import ModelName, TenantId
 from headrace.model.slo import FORMULA_REVISION
 from headrace.plane.accounts import Tally
+from headrace.plane.core import Plane
 from headrace.plane.machine import Resolved
 from headrace.ports.clock import Clock
 from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
@@ -179,19 +180,18 @@ class Metrics:
     def _tenants(self, sheet: Sheet, labels: Labels) -> None:
         """Show counters and what waits; what has no label of its own is added up."""
         state = self._driver.plane.state
-        for model, book in state.ledger.counters.items():
+        for model in state.ledger.shares:
             for tenant in labels.tenants():  # counters of others cannot be added up
-                value = book.values.get(tenant)
+                value = virtual_service(self._driver.plane, model, tenant)
                 sheet.put_known("tenant_virtual_service", value, model, tenant)
         for model, known in state.models.items():
             for pool, rate in known.rates.items():
                 sheet.put("work_rate", rate.micro() / MICRO, model, pool)
             waits: dict[str, tuple[int, int]] = {}
-            for tenant, queue in known.backlog.tenants.items():
-                label = labels.tenant(tenant)
+            for queue in known.backlog.queues.values():
+                label = labels.tenant(queue.tenant)
                 count, work = waits.get(label, (0, 0))
-                more = sum(one.work() for one in queue.classes.values())
-                waits[label] = (count + queue.count, work + more)
+                waits[label] = (count + queue.size, work + queue.work)
             for label, (count, work) in waits.items():
                 sheet.put("tenant_queued_requests", count, model, label)
                 sheet.put("tenant_queued_work_seconds", to_seconds(work), model, label)
@@ -292,3 +292,14 @@ def _report(sheet: Sheet, report: Snapshot, who: tuple[str, str, str]) -> None:
     sheet.put_known("replica_prefix_hit_tokens", report.prefix_tokens_hit, *who)
     sheet.put_known("replica_prefix_queried_tokens", report.prefix_tokens_queried, *who)
     sheet.put_known("replica_preemptions", report.preemptions, *who)
+
+
+def virtual_service(plane: Plane, model: ModelName, tenant: TenantId) -> int | None:
+    """Return where a tenant's counters stand, those of its classes together; None: never served."""
+    settings, counters = plane.settings, plane.state.ledger.shares[model].counters
+    spec = settings.tenants.get(tenant)
+    if spec is None:
+        return None
+    keys = [settings.way(spec, name, None)[-1].key for name in settings.classes]
+    found = [counters[key] for key in keys if key in counters]
+    return sum(found) if found else None

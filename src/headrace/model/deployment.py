@@ -21,6 +21,7 @@ Name = Annotated[
 Millis = Annotated[float, Meta(gt=0, le=86_400_000)]
 Weight = Annotated[int, Meta(ge=1, le=1_000)]
 Limit = Annotated[int, Meta(ge=1, le=10**15)]
+Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +77,16 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     target: Annotated[float, Meta(gt=0, le=1)] = 0.99
     """Share that must hold the bounds in the default objectives."""
     weight: Weight = 1
-    """Service of this class is charged to its tenant at 1/weight."""
+    """Its part of what is served, beside the other classes that have urgent work waiting."""
+    lane: Name | None = None
+    """The lane it belongs to; None: it stands beside the lanes."""
+    minimum: Part = 0.0
+    """Share of what is served that it gets before weights are asked. 0: no such right."""
+    maximum: Part = 1.0
+    """Share of it beyond which others go first. 1: no such limit."""
+    starve_ms: Annotated[float, Meta(gt=0, le=86_400_000)] | None = 600_000.0
+    """Longest that a request lets others pass, where the class does not end hopeless ones: from then on
+    its queue has its turn by its share, hopeless or not. 600,000: ten minutes; None: for ever."""
     tenant_queue: Limit = 1_000
     """Requests one tenant may have waiting in this class."""
     queue: Limit = 20_000
@@ -107,11 +117,46 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class LaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traffic of its own kind, as an operator's or a safety check's, apart from everybody's (FAIR-4).
+
+    Classes join it by their `lane`; what a tenant may use it for is said by the tenant's `classes`.
+    """
+
+    name: Name
+    weight: Weight = 1
+    minimum: Part = 0.0
+    """Share of what is served that it gets before weights are asked: keep it small, and it is there
+    at once whoever else has waited."""
+    maximum: Part = 1.0
+    """Share of it beyond which others go first."""
+
+
+class OrganisationSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several tenants that share one part between them."""
+
+    name: Name
+    weight: Weight = 1
+    minimum: Part = 0.0
+    """Share of its class that it gets before weights are asked."""
+    maximum: Part = 1.0
+    """Share of its class beyond which others go first."""
+
+
 class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who pays, with what share and limits. LiteLLM's names where it has one."""
 
     name: Name
     weight: Weight = 1
+    organisation: Name | None = None
+    """Whose part it has its own of; None: it stands beside the organisations."""
+    minimum: Part = 0.0
+    """Share of its organisation's, or else its class's, that it gets before weights are asked."""
+    maximum: Part = 1.0
+    """Share of it beyond which others go first."""
+    by_user: bool = False
+    """Whether its users have equal parts of its own, as `x-headrace-user`, `safety_identifier` or `user`
+    tells them apart. False: it is one queue."""
     models: tuple[Name, ...] = ()
     """Models it may use; empty allows all."""
     classes: tuple[Name, ...] = ()
@@ -127,7 +172,14 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 DEFAULT_CLASSES: tuple[ClassSpec, ...] = (
     ClassSpec(name="interactive", weight=4),
     ClassSpec(name="long_reasoning", ttft_ms=10_000.0, completion_ms=600_000.0, weight=2),
-    ClassSpec(name="batch", ttft_ms=None, itl_ms=1_000.0, completion_ms=3_600_000.0, expire=False),
+    ClassSpec(
+        name="batch",
+        ttft_ms=None,
+        itl_ms=1_000.0,
+        completion_ms=3_600_000.0,
+        expire=False,
+        starve_ms=1_800_000.0,
+    ),
     ClassSpec(name="best_effort", ttft_ms=None, itl_ms=2_000.0, expire=False),
 )
 """The classes that ship (SLO-3); users define more, or others, by name."""

@@ -16,6 +16,7 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import StreamTiming
+from headrace.model.paths import Path
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
 from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
 
@@ -33,9 +34,10 @@ class Dispatch(Struct, frozen=True, kw_only=True, tag="dispatch", gc=False):
     slo_class: ClassName
     deadline: InstantNs
     relegated: bool
-    counter: int
-    """The tenant's virtual counter (integer micro-units / weight)."""
-    weight: int
+    way: Path
+    """Where it stands in the share tree, with the weights there."""
+    counters: tuple[int, ...]
+    """The virtual counters on that way (service / weight), before it was charged for."""
     gap_ns: DurationNs
     first_ns: DurationNs = DurationNs(0)
     """Prefill that stands before its first token at the replica, its own included: when nothing

@@ -12,6 +12,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.paths import Term
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens, WorkNs
 
 
@@ -89,7 +90,7 @@ class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):
     debt_ns: WorkNs
     """Work that others get before this tenant's counter is the least again."""
     weights: int
-    """Sum of the weights of tenants that compete for turns, this one included."""
+    """Of everybody that competes for turns: own_weight / weights of all that is served is its due."""
     own_weight: int
     rate_micro: int
     """Work-seconds per second of the ready replicas of its pools, in millionths; 0: none ready."""
@@ -113,7 +114,9 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     input_margin_ns: DurationNs
     """Prefill time of the tokens the count may be short of."""
     tenant_counter: int
+    """Where its queue's counter stands, among those of its siblings."""
     least_counter: int
+    """The least of those that wait; its own if nobody does."""
     own_queued: int
     own_queue_bound: int
     ready: int
@@ -132,8 +135,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     blocks: Blocks
     output_p50: Tokens
     gap_ns: DurationNs
-    tenant_counter: int
-    least_counter: int
+    turn: tuple[Term, ...]
+    """Why it was its turn, from the root of the share tree down; empty where an order knows no shares."""
     lent: bool
     """The turn was lent by a tenant that can wait."""
     patient: bool

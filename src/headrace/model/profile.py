@@ -186,6 +186,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         """Return the time of one step in ps; see `StepCosts.step_ps`."""
         return self.costs.step_ps(decodes, context, prefill_tokens, span)
 
+    def prompt_token_ns(self) -> DurationNs:
+        """Return what one prompt token takes where half a reference batch decodes beside it, in ns."""
+        decodes = self.reference_batch // 2
+        tokens = max(1, self.token_budget - decodes)
+        return DurationNs(self.full_step_ns(decodes, decodes * self.reference_context) // tokens)
+
     def full_step_ns(self, decodes: int, context: int) -> DurationNs:
         """Return the time of a step that prefills with all of its budget that decodes leave, ns.
 

@@ -47,6 +47,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     the prompt is not, or not only, text that was counted here."""
     max_output: Tokens | None = None
     """The caller's own cap; None if not told."""
+    user: str | None = None
+    """Whom of its tenant's users it is for: a keyed hash, nobody's name. None: not told, or not asked."""
     slo_class: ClassName | None = None
     """Asked for; None takes the tenant's default. Granted only by the tenant's contract."""
     prefix: tuple[int, ...] = ()

@@ -7,16 +7,18 @@ the queue.
 from headrace.model.decision import Placement, Reason
 from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
-from headrace.model.ids import AttemptId, ModelName, TenantId
+from headrace.model.ids import AttemptId, ModelName
+from headrace.model.paths import Term
 from headrace.model.slo import Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
 from headrace.plane.machine import NOT_SURVEYED, Machine
-from headrace.plane.queues import NONE, Turn, is_patient
 from headrace.plane.state import Live, ModelState, Phase
+from headrace.policy.fairness.backlog import NEVER, NONE, Turn, Waiting, is_patient
+from headrace.policy.fairness.shares import Side
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import UNBOUNDED, is_open
-from headrace.units import DurationNs, InstantNs, ceil_div
+from headrace.units import DurationNs, InstantNs, ceil_div, later
 
 SPARE = 3, 2
 """Capacity kept open to urgent work over what has come in, as a fraction."""
@@ -31,7 +33,8 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
         return
     lapse(m, model, known, now)
     blocked = NONE
-    while (turn := backlog.next_turn(blocked)) is not None:
+    order, shares = m.settings.order, m.shares(model)
+    while (turn := backlog.next_turn(order, shares, blocked)) is not None:
         mark = (int(turn.request), known.fleet.version, turn.patient)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
             live = m.state.live[turn.request]
@@ -59,15 +62,30 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
         return False
     known.held = False
     known.pace.forget(now)
-    tenant, patient = live.request.tenant, is_patient(order, live.key, now)
+    patient = is_patient(order, live.key, now)
     if patient and held_back(m, known, live):
         return False
-    m.state.ledger.lift(live.model, tenant, None)
-    turn = Turn(tenant, live.request.id, live.slo_class, False, False, patient)
-    if not _place(m, known, live, turn, now):
-        return False
-    m.state.ledger.leave_queue(live.model, tenant)
-    return True
+    m.state.ledger.pass_by(live.model, live.way)
+    request, queue = live.request, live.way[-1].key
+    turn = Turn(request.tenant, request.id, live.slo_class, False, False, patient, queue)
+    return _place(m, known, live, turn, now)
+
+
+def enqueue(m: Machine, known: ModelState, live: Live) -> None:
+    """Let an admitted request wait; the caller must `relist` its queue before the next turn."""
+    request, arrived = live.request, live.entry.arrived_at
+    starve_ns = m.starve_ns(live.slo_class)
+    waiting = Waiting(
+        request=request.id,
+        key=live.key,
+        arrived_at=arrived,
+        start=live.latest_start,
+        work=live.demand.work_p50_ns,
+        starve_at=later(NEVER, request.id) if starve_ns is None else later(arrived, starve_ns),
+        until=live.wait_until,
+    )
+    order, shares = m.settings.order, m.shares(live.model)
+    known.backlog.add(order, shares, live.way, request.tenant, live.slo_class, waiting)
 
 
 def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
@@ -76,24 +94,22 @@ def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> No
         live = m.state.live[overdue]
         leave(m, live, known, now)
         _expire(m, live, now, Reason.WAITED_OUT)
-    while (tenant := known.backlog.due(now)) is not None:
-        relist(m, model, known, tenant, now)
+    while (queue := known.backlog.due(now)) is not None:
+        relist(m, model, known, queue, now)
 
 
-def relist(
-    m: Machine, model: ModelName, known: ModelState, tenant: TenantId, now: InstantNs
-) -> None:
-    """Relegate or expire a tenant's hopeless requests, then list it by its present turn."""
-    backlog, order = known.backlog, m.settings.order
-    for request in backlog.relegate(order, tenant, now):
+def relist(m: Machine, model: ModelName, known: ModelState, queue: str, now: InstantNs) -> None:
+    """Relegate or expire a queue's hopeless requests, then list it by its present turn."""
+    backlog, order, shares = known.backlog, m.settings.order, m.shares(model)
+    for request in backlog.relegate(order, queue, now):
         live = m.state.live[request]
         live.late = True
         if not m.spec_of(live).expire:
             continue
-        _take(m, model, known, live)
+        backlog.take(order, shares, request)
         _expire(m, live, now, Reason.EXPIRED)
-    if tenant in backlog.tenants:
-        backlog.refresh(order, tenant, m.state.ledger.counter(model, tenant), now)
+    if queue in backlog.queues:
+        backlog.refresh(order, shares, queue, now)
 
 
 def _expire(m: Machine, live: Live, now: InstantNs, reason: Reason) -> None:
@@ -104,37 +120,24 @@ def _expire(m: Machine, live: Live, now: InstantNs, reason: Reason) -> None:
 
 def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
     """Take a queued request out for good; the caller concludes it."""
-    _take(m, live.model, known, live)
-    tenant = live.request.tenant
-    if tenant in known.backlog.tenants:
-        counter = m.state.ledger.counter(live.model, tenant)
-        known.backlog.refresh(m.settings.order, tenant, counter, now)
-
-
-def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
-    place = (live.key, int(live.request.id))
-    emptied = known.backlog.take(
-        live.request.tenant, live.slo_class, place, late=live.late, until=live.wait_until
-    )
-    if emptied:
-        m.state.ledger.leave_queue(model, live.request.tenant)
+    order, shares = m.settings.order, m.shares(live.model)
+    queue = known.backlog.take(order, shares, live.request.id)
+    if queue is not None:
+        known.backlog.refresh(order, shares, queue, now)
 
 
 def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs) -> bool:
     """Send one request where it costs least, or return False: no replica is open for it."""
-    model, settings = live.model, m.settings
+    settings = m.settings
     views, rest = _open_views(m, known, live, now)
     if not views:
         return False
-    ledger = m.state.ledger
-    counter = ledger.counter(model, turn.tenant)
-    least = known.backlog.least()
+    terms = turn_terms(m, known, live, turn)
     evidence = RouteEvidence(
         blocks=live.demand.kv_blocks,
         output_p50=live.demand.output_p50,
         gap_ns=live.bounds.gap_ns,
-        tenant_counter=counter,
-        least_counter=counter if least is None else ledger.counter(model, least),
+        turn=terms,
         lent=turn.lent,
         patient=turn.patient,
         replicas=views,
@@ -158,6 +161,13 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
     m.out.append(Decided(record))
     _book(m, known, live, placement, now)
     return True
+
+
+def turn_terms(m: Machine, known: ModelState, live: Live, turn: Turn) -> tuple[Term, ...]:
+    """Return why it is a request's turn, level by level; () where shares do not matter."""
+    if turn.queue in known.backlog.queues:
+        return known.backlog.terms(m.settings.order, m.shares(live.model), turn.queue)
+    return m.shares(live.model).terms(live.way, Side.URGENT) if m.settings.order.by_share else ()
 
 
 def held_back(m: Machine, known: ModelState, live: Live) -> bool:
@@ -238,8 +248,8 @@ def _open_views(
 def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
     """Return views of all replicas that a waiting request might be sent to; for checkers."""
     known, settings = m.state.models[live.model], m.settings
-    queue = known.backlog.tenants[live.request.tenant].classes[live.slo_class]
-    if not queue.urgent and held_back(m, known, live):
+    queue = known.backlog.queues[live.way[-1].key]
+    if queue.side is not Side.URGENT and held_back(m, known, live):
         return []
     wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
     return [
@@ -272,12 +282,10 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     facts = settings.pools[chosen.pool]
     m.state.attempts += 1
     attempt = AttemptId(m.state.attempts)
-    tenant = settings.tenants[request.tenant]
-    weight = tenant.weight * m.spec_of(live).weight
     load = ledger.loads[chosen.incarnation]
     flight = _flight(live, placement, load, facts, now)
-    flight.weight = weight
-    counter = ledger.counter(live.model, request.tenant)
+    shares = m.shares(live.model)
+    counters = tuple(shares.counter(step.key) for step in live.way)
     ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
     live.advance(Phase.DISPATCHED)
@@ -302,8 +310,8 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             slo_class=live.slo_class,
             deadline=live.deadline,
             relegated=live.late,
-            counter=counter,
-            weight=weight,
+            way=live.way,
+            counters=counters,
             gap_ns=live.bounds.gap_ns,
             first_ns=DurationNs(load.pending_prefill_ns + live.first_ns),
         )
@@ -313,7 +321,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
 def _flight(
     live: Live, placement: Placement, load: Load, facts: PoolFacts, now: InstantNs
 ) -> Flight:
-    """Return what is booked for an attempt, at its tenant's plain weight."""
+    """Return what is booked for an attempt."""
     request, profile = live.request, facts.spec.profile
     cached, given = placement.cached_tokens, request.input_tokens
     prefill = profile.prefill_ns(
@@ -330,7 +338,7 @@ def _flight(
         blocks=live.demand.kv_blocks,
         prefill_ns=prefill,
         charged=0,
-        weight=1,
+        way=live.way,
         gap_ns=live.bounds.gap_ns,
         sent_at=now,
     )

@@ -18,15 +18,18 @@ from headrace.model.ids import (
     ModelName,
     RequestId,
 )
+from headrace.model.paths import ROOT, tenant_key
 from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
-from headrace.plane.dispatch import at_once, leave, relist
+from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange, unlimited
 from headrace.policy.admission.gates import nearest
-from headrace.policy.ordering.orders import FAR
+from headrace.policy.fairness.backlog import waiting_key
+from headrace.policy.fairness.forecast import debt, stake
+from headrace.policy.ordering.orders import FAR, Order, Place
 from headrace.policy.predict.demand import demand, output_limit
 from headrace.units import (
     Blocks,
@@ -120,7 +123,8 @@ class _Asked:
         profile = facts.spec.profile
         self.first_ns = profile.decode_step_ns(1, request.input_tokens)
         self.ttft_ns = _first_token_bound(self.bounds, self.demand, facts)
-        self.weight = tenant.weight
+        self.starve_ns = m.starve_ns(slo_class)
+        self.way = settings.way(tenant, slo_class, request.user)
         self.in_engine_ns: int = self.demand.prefill_ns
         """From dispatch to first token as the engines stand; fixes the latest start. No more prefill
         is before it by then than its dispatch window lets in."""
@@ -134,29 +138,26 @@ class _Asked:
         if front is not None:
             before = min(front.pending_prefill_ns, max(0, front.window_ns - front.prefill_ns))
             self.in_engine_ns = before + front.prefill_ns
-        waiting = known.backlog.tenants.get(request.tenant)
-        queue = waiting.classes.get(self.slo_class) if waiting is not None else None
-        own_queued = queue.ready.size + queue.late.size if queue is not None else 0
         profile, margin = self.facts.spec.profile, request.input_margin
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else _NOTHING
-        least = known.backlog.least()
-        counter = m.state.ledger.counter(self.model, request.tenant)
-        floor = counter if least is None else m.state.ledger.counter(self.model, least)
+        shares, way = m.shares(self.model), self.way
+        counter = shares.counter(way[-1].key)
+        least = shares.least(way[-2].key if len(way) > 1 else ROOT)
         return EntryEvidence(
             demand=self.demand,
             max_output=request.max_output,
             fan_out=request.fan_out,
             contract=self._contract(),
             budget=self._budget(m, now),
-            wait=self._wait(m, counter, now),
+            wait=self._wait(m, now),
             ttft_ns=self.ttft_ns,
             gap_ns=self.bounds.gap_ns,
             route_ns=settings.route_ns,
             first_ns=self.first_ns,
             input_margin_ns=short,
             tenant_counter=counter,
-            least_counter=floor,
-            own_queued=own_queued,
+            least_counter=counter if least is None else least,
+            own_queued=known.backlog.tenants.get(tenant_key(way), 0),
             own_queue_bound=self.class_spec.tenant_queue,
             ready=ready,
             blocks_largest=largest,
@@ -168,6 +169,21 @@ class _Asked:
         """Return when the request must be sent to meet its first-token bound."""
         bound = FAR if self.ttft_ns is None else self.ttft_ns
         return later(now, bound - self.in_engine_ns - self.first_ns)
+
+    def deadline(self, now: InstantNs) -> InstantNs:
+        """Return when its first token is due."""
+        return later(now, FAR if self.ttft_ns is None else self.ttft_ns)
+
+    def key(self, order: Order, now: InstantNs) -> int:
+        """Return its place within its queue."""
+        place = Place(
+            self.request.id,
+            self.deadline(now),
+            self.latest_start(now),
+            self.request.input_tokens,
+            self.demand.work_p50_ns,
+        )
+        return waiting_key(order, place, now, self.starve_ns)
 
     def _contract(self) -> ContractFacts:
         tenant, spec = self.tenant, self.spec
@@ -205,8 +221,8 @@ class _Asked:
             output = output_limit(request, self.spec, self.facts.spec)
         return Tokens((request.input_tokens + output) * max(1, request.fan_out))
 
-    def _wait(self, m: Machine, counter: int, now: InstantNs) -> WaitFacts:
-        """Return the work ahead of a tenant whose counter stands at `counter`."""
+    def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
+        """Return the work ahead of the queue that it would join."""
         known, rate = self.known, 0
         for pool in m.settings.serving(self.model, self.slo_class):
             rate += known.rates[pool].micro() * known.fleet.ready.get(pool, 0)
@@ -215,36 +231,32 @@ class _Asked:
                 backlog_ns=WorkNs(0),
                 own_ahead_ns=WorkNs(0),
                 debt_ns=WorkNs(0),
-                weights=self.weight,
-                own_weight=self.weight,
+                weights=1,
+                own_weight=1,
                 rate_micro=rate,
             )
-        return self._wait_behind(m, counter, rate, now)
+        return self._wait_behind(m, rate, now)
 
-    def _wait_behind(self, m: Machine, counter: int, rate: int, now: InstantNs) -> WaitFacts:
+    def _wait_behind(self, m: Machine, rate: int, now: InstantNs) -> WaitFacts:
         """Return the work ahead where others wait already; `rate` is that of the ready replicas."""
         settings, backlog = m.settings, self.known.backlog
-        key = settings.order.key(self.latest_start(now), self.request.id)
-        mine = backlog.tenants.get(self.request.tenant)
-        price, turn = settings.prices[self.model], settings.order.turn(counter, key)
-        total = ahead = debt = 0
-        weights = self.weight
-        for name in settings.rivals(self.model, self.slo_class):
+        rivals = settings.rivals(self.model, self.slo_class)
+        total = 0
+        for name in rivals:
             total += backlog.work.get(name, 0)
-            class_weight = settings.classes[name].weight
-            if turn == counter:  # else turns go by something else than counters
-                debt += backlog.before(name, counter, price, class_weight)
-            weights += backlog.weights.get(name, 0)
-            queue = mine.classes.get(name) if mine is not None else None
-            if queue is not None:
-                ahead += queue.ready.ahead(key, self.request.id)
-                weights -= self.weight if queue.urgent else 0
+        mine, ahead = backlog.queues.get(self.way[-1].key), 0
+        if mine is not None:
+            ahead = mine.ready.ahead(self.key(settings.order, now), self.request.id)
+        owed, shares = 0, m.shares(self.model)
+        weights, own = stake(shares, self.way, rivals)
+        if settings.order.by_share:
+            owed = debt(shares, self.way, settings.prices[self.model], rivals)
         return WaitFacts(
             backlog_ns=WorkNs(total),
             own_ahead_ns=WorkNs(ahead),
-            debt_ns=WorkNs(debt),
+            debt_ns=WorkNs(owed),
             weights=weights,
-            own_weight=self.weight,
+            own_weight=own,
             rate_micro=rate,
         )
 
@@ -306,8 +318,7 @@ def _admitted(
     """Reserve quota for a request that was let in, and keep its books from here on."""
     request, bounds, known = asked.request, asked.bounds, asked.known
     m.state.ledger.hold(request.id, asked.tenant, evidence.budget.tokens_needed, now)
-    latest = asked.latest_start(now)
-    bound = FAR if asked.ttft_ns is None else asked.ttft_ns
+    order, deadline = m.settings.order, asked.deadline(now)
     live = m.state.live[request.id] = Live(
         request=request,
         model=asked.model,
@@ -317,13 +328,14 @@ def _admitted(
         entry=entry,
         decision=decision,
         revision=m.state.revision,
-        deadline=later(now, bound),
-        latest_start=latest,
-        key=m.settings.order.key(latest, request.id),
+        deadline=deadline,
+        latest_start=asked.latest_start(now),
+        key=asked.key(order, now),
+        way=asked.way,
         first_ns=asked.first_ns,
     )
-    lend = m.settings.order.lend_after_ns
-    if lend is not None and bound <= lend:
+    lend = order.lend_after_ns
+    if lend is not None and deadline - now <= lend:
         known.pace.forget(now)
         known.pace.add(asked.slo_class, asked.demand.work_p50_ns)
     return live
@@ -331,23 +343,17 @@ def _admitted(
 
 def _enqueue(m: Machine, asked: _Asked, live: Live, now: InstantNs) -> None:
     """Queue a request and make room if its class is full."""
-    tenant, backlog = live.request.tenant, asked.known.backlog
-    least = backlog.least()
-    place = (live.key, int(live.request.id))
-    work, until = asked.demand.work_p50_ns, live.wait_until
-    idle = backlog.add(tenant, asked.weight, asked.slo_class, place, work, until)
-    if idle:
-        m.state.ledger.lift(asked.model, tenant, least)
-    relist(m, asked.model, asked.known, tenant, now)
-    if backlog.queued.get(asked.slo_class, 0) > asked.class_spec.queue:
-        _push_out(m, asked.known, asked.slo_class, now)
+    enqueue(m, asked.known, live)
+    relist(m, asked.model, asked.known, live.way[-1].key, now)
+    if asked.known.backlog.queued.get(asked.slo_class, 0) > asked.class_spec.queue:
+        _push_out(m, asked.model, asked.known, asked.slo_class, now)
 
 
-def _push_out(m: Machine, known: ModelState, slo_class: ClassName, now: InstantNs) -> None:
-    """End the last request of the tenant furthest over its share, never simply the newcomer."""
-    tenant = known.backlog.furthest_over(slo_class)
-    assert tenant is not None, "a full class has somebody waiting"
-    queue = known.backlog.tenants[tenant].classes[slo_class]
+def _push_out(
+    m: Machine, model: ModelName, known: ModelState, slo_class: ClassName, now: InstantNs
+) -> None:
+    """End the last request of the queue furthest over its share, never simply the newcomer."""
+    queue = known.backlog.furthest_over(m.settings.order, m.shares(model), slo_class)
     last = queue.late.last() or queue.ready.last()
     assert last is not None
     live = m.state.live[RequestId(last[1])]

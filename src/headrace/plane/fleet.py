@@ -17,7 +17,7 @@ from headrace.model.ids import ClassName, Incarnation, PoolName, ReplicaName
 from headrace.model.profile import Profile
 from headrace.model.request import Request
 from headrace.plane.ledger import Load
-from headrace.plane.ranked import Ranked
+from headrace.policy.fairness.ranked import Ranked
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,

@@ -11,7 +11,9 @@ from msgspec import Struct
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
-from headrace.policy.fairness.vtc import Price, lifted, share
+from headrace.model.paths import Path
+from headrace.policy.fairness.shares import Rules, Shares
+from headrace.policy.fairness.vtc import Price
 from headrace.units import (
     NS_PER_S,
     Blocks,
@@ -81,8 +83,8 @@ class Flight(Struct, gc=False):
     blocks: int
     prefill_ns: int
     charged: int
-    """What the tenant's counter was raised by."""
-    weight: int
+    """The service that its path in the share tree was charged with."""
+    way: Path
     gap_ns: DurationNs
     sent_at: InstantNs = InstantNs(0)
     made: int = 0
@@ -145,14 +147,6 @@ class Load(Struct):
             self.tightest = min(self.gaps, default=None)
 
 
-class Counters(Struct):
-    """The virtual counters of one model's tenants."""
-
-    values: dict[TenantId, int] = {}
-    last_out: TenantId | None = None
-    """The tenant that left the queue last."""
-
-
 class Ledger(Struct):
     """All books."""
 
@@ -160,7 +154,8 @@ class Ledger(Struct):
     flights: dict[AttemptId, Flight] = {}
     loads: dict[Incarnation, Load] = {}
     quotas: dict[TenantId, Quota] = {}
-    counters: dict[ModelName, Counters] = {}
+    shares: dict[ModelName, Shares] = {}
+    """Virtual counters."""
 
     def quota(self, spec: TenantSpec, now: InstantNs) -> Quota:
         """Return a tenant's buckets, refilled to `now`; a new limit starts with a full one."""
@@ -204,17 +199,19 @@ class Ledger(Struct):
         load = self.loads.pop(incarnation)
         assert not load.attempts, f"{incarnation=} still holds {load.attempts} attempts"
 
-    def counter(self, model: ModelName, tenant: TenantId) -> int:
-        """Return where a tenant's counter stands."""
-        book = self.counters.get(model)
-        return 0 if book is None else book.values.get(tenant, 0)
+    def share_out(self, model: ModelName, rules: Rules) -> Shares:
+        """Return a model's share tree, under these rules from here on."""
+        shares = self.shares.get(model)
+        if shares is None:
+            shares = self.shares[model] = Shares()
+        shares.rules = rules
+        return shares
 
-    def lift(self, model: ModelName, tenant: TenantId, least: TenantId | None) -> None:
-        """Lift a tenant that becomes backlogged; `least` is the least of those that are."""
-        book = self.counters.setdefault(model, Counters())
-        floor = None if least is None else book.values[least]
-        last = None if book.last_out is None else book.values[book.last_out]
-        book.values[tenant] = lifted(book.values.get(tenant, 0), floor, last)
+    def pass_by(self, model: ModelName, way: Path) -> None:
+        """Lift a queue that is backlogged for this one moment: its request goes at once."""
+        shares = self.shares[model]
+        shares.join(way)
+        shares.leave(way)
 
     def rebase(self, model: ModelName, price: Price) -> None:
         """Start a model's counters anew under another cost: they hold what is in flight, no more.
@@ -222,18 +219,14 @@ class Ledger(Struct):
         Flights keep their tokens and are charged again in the new unit, so that their settling adds
         up; what was served before counts for nobody and against nobody.
         """
-        book = self.counters.get(model)
-        if book is None:
+        shares = self.shares.get(model)
+        if shares is None:
             return
-        book.values = dict.fromkeys(book.values, 0)
+        shares.rebase()
         for flight in self.flights.values():
             if flight.model == model:
                 flight.charged = 0
                 self._charge(flight, price, flight.predicted)
-
-    def leave_queue(self, model: ModelName, tenant: TenantId) -> None:
-        """Remember the tenant that has nothing waiting any more."""
-        self.counters[model].last_out = tenant
 
     def book(self, attempt: AttemptId, flight: Flight, price: Price) -> None:
         """Book an attempt: KV, prefill and the service of input plus predicted output."""
@@ -302,7 +295,7 @@ class Ledger(Struct):
             cached = min(usage.cached_tokens, usage.input_tokens)
             uncached = usage.input_tokens - cached
             service = price.service(uncached, cached, usage.output_tokens)
-            self._recharge(flight, share(service, flight.weight))
+            self._recharge(flight, service)
         elif made:
             self._charge(flight, price, made)
         else:
@@ -312,13 +305,12 @@ class Ledger(Struct):
     def _charge(self, flight: Flight, price: Price, output: int) -> None:
         cached = flight.cached_tokens
         service = price.service(flight.input_tokens - cached, cached, output)
-        self._recharge(flight, share(service, flight.weight))
+        self._recharge(flight, service)
         flight.predicted = output
 
-    def _recharge(self, flight: Flight, amount: int) -> None:
-        values = self.counters[flight.model].values
-        values[flight.tenant] += amount - flight.charged
-        flight.charged = amount
+    def _recharge(self, flight: Flight, service: int) -> None:
+        self.shares[flight.model].charge(flight.way, flight.charged, service)
+        flight.charged = service
 
 
 def _refilled(bucket: Bucket | None, limit: int | None, passed: int) -> Bucket | None:

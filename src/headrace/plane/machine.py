@@ -1,10 +1,17 @@
 """State, resolved configuration and the effects of the event at hand: what the steps work on."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.decision import Reason
-from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
+from headrace.model.deployment import (
+    ClassSpec,
+    LaneSpec,
+    ModelSpec,
+    OrganisationSpec,
+    TenantSpec,
+)
 from headrace.model.effect import Concluded, Effect
 from headrace.model.engine import Usage
 from headrace.model.evidence import ReplicaView
@@ -18,13 +25,15 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
+from headrace.model.paths import Level, Link, Path, path, step_down
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.fairness.vtc import Price
-from headrace.units import InstantNs, WorkNs, ms
+from headrace.units import MICRO, DurationNs, InstantNs, WorkNs, ms
 
 
 class Resolved:
@@ -53,6 +62,14 @@ class Resolved:
             model: config.fairness.price(pools[0].spec.profile)
             for model, pools in self.pools_of.items()
         }
+        self.rules = {model: self._rules(price) for model, price in self.prices.items()}
+        self.starve_ns = {
+            name: None if spec.expire or spec.starve_ms is None else ms(spec.starve_ms)
+            for name, spec in self.classes.items()
+        }
+        self.lanes = {spec.name: spec for spec in config.lanes}
+        self.organisations = {spec.name: spec for spec in config.organisations}
+        self._ways: dict[tuple[TenantId, ClassName], Path] = {}
         self.stale_after_ns = config.stale_after_ns()
         self.route_ns = ms(window.route_ms)
         self.bounds = {name: spec.bounds(None, None) for name, spec in self.classes.items()}
@@ -69,6 +86,38 @@ class Resolved:
         if tenant is not None and tenant.classes:
             return ClassName(tenant.classes[0])
         return ClassName(self.config.classes[0].name)
+
+    def way(self, tenant: TenantSpec, slo_class: ClassName, user: str | None) -> Path:
+        """Return where in the share tree a request of a tenant in a class stands."""
+        name = TenantId(tenant.name)
+        way = self._ways.get((name, slo_class))
+        if way is None:
+            way = self._ways[name, slo_class] = path(*self._links(tenant, slo_class))
+        if user is None or not tenant.by_user:
+            return way
+        return step_down(way, Link(Level.USER, user))
+
+    def _links(self, tenant: TenantSpec, slo_class: ClassName) -> Iterator[Link]:
+        spec = self.classes[slo_class]
+        if spec.lane is not None:
+            yield _link(Level.LANE, self.lanes[spec.lane])
+        yield _link(Level.CLASS, spec)
+        if tenant.organisation is not None:
+            yield _link(Level.ORGANISATION, self.organisations[tenant.organisation])
+        yield _link(Level.TENANT, tenant)
+
+    def declares(self, key: str) -> bool:
+        """Return whether all that a node of the share tree stands below is declared."""
+        known = (self.lanes, self.classes, self.organisations, self.tenants)
+        return all(
+            level == Level.USER or name in known[level]
+            for level, name in ((int(each[0]), each[1:]) for each in key.split("\x1f")[1:])
+        )
+
+    def _rules(self, price: Price) -> Rules:
+        fairness = self.config.fairness
+        aging, boost, memory = fairness.exceptions(price)
+        return Rules(aging=aging, boost=boost, boost_ns=ms(fairness.boost_ms), memory=memory)
 
     def serving(self, model: ModelName, slo_class: ClassName) -> dict[PoolName, PoolFacts]:
         """Return the pools of a model that serve a configured class, in their order."""
@@ -116,6 +165,13 @@ class Resolved:
         return found
 
 
+def _link(level: Level, spec: LaneSpec | ClassSpec | OrganisationSpec | TenantSpec) -> Link:
+    """Return the node of the share tree that somebody declared."""
+    minimum, maximum = round(spec.minimum * MICRO), round(spec.maximum * MICRO)
+    return Link(level, spec.name, spec.weight, minimum, max(1, maximum))
+
+
+NO_RULES = Rules()
 Survey = tuple[RequestId | None, dict[ReplicaName, ReplicaView]]
 NOT_SURVEYED: Survey = (None, {})
 
@@ -151,6 +207,7 @@ class Machine:
             known = self.state.models.get(name)
             if known is None:
                 known = self.state.models[name] = ModelState()
+            self.state.ledger.share_out(name, resolved.rules.get(name, NO_RULES))
             self.prefixes[name] = PrefixIndex(known.fleet.replicas.values())
         for name, known in self.state.models.items():
             before, known.rates = known.rates, {}
@@ -166,6 +223,14 @@ class Machine:
         """Return a fresh decision id."""
         self.state.decisions += 1
         return DecisionId(self.state.decisions)
+
+    def shares(self, model: ModelName) -> Shares:
+        """Return a model's share tree; the ledger alone charges it."""
+        return self.state.ledger.shares[model]
+
+    def starve_ns(self, slo_class: ClassName) -> DurationNs | None:
+        """Return how long a class's requests let others pass; one that ends the hopeless needs no bound."""
+        return self.settings.starve_ns[slo_class]
 
     def spec_of(self, live: Live) -> ClassSpec:
         """Return the class a live request belongs to."""

@@ -13,9 +13,10 @@ from headrace.model.ids import ModelName
 from headrace.model.slo import Outcome
 from headrace.plane import dispatch, streams
 from headrace.plane.machine import Machine, Resolved
-from headrace.plane.queues import Backlog
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.catalog import decode
+from headrace.policy.fairness.backlog import Backlog, waiting_key
+from headrace.policy.ordering.orders import Place
 from headrace.units import InstantNs
 
 
@@ -25,6 +26,10 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     if m.configured:
         _retire(m, fresh, now)
     recost = m.configured and m.settings.config.fairness != fresh.config.fairness
+    fewer = m.configured and _fewer(m.settings, fresh)
+    for model, known in state.models.items():
+        known.backlog = Backlog()
+        state.ledger.shares[model].forget_listings()
     m.configure(fresh)
     if recost:
         for model, price in fresh.prices.items():
@@ -32,6 +37,8 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     state.config, state.source, state.revision = event.config, event.source, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)
+        if fewer:
+            m.shares(model).keep(fresh.declares)
         dispatch.run(m, model, known, now)
 
 
@@ -64,23 +71,39 @@ def _homeless(fresh: Resolved, live: Live) -> Reason | None:
     return None
 
 
+def _fewer(old: Resolved, fresh: Resolved) -> bool:
+    """Return whether something that has a part of its own is declared no more."""
+    return any(
+        before.keys() - after.keys()
+        for before, after in (
+            (old.tenants, fresh.tenants),
+            (old.classes, fresh.classes),
+            (old.organisations, fresh.organisations),
+            (old.lanes, fresh.lanes),
+        )
+    )
+
+
+def _key(m: Machine, live: Live) -> int:
+    """Return a waiting request's place within its queue under the present order."""
+    request = live.request
+    place = Place(
+        request.id, live.deadline, live.latest_start, request.input_tokens, live.demand.work_p50_ns
+    )
+    return waiting_key(m.settings.order, place, live.entry.arrived_at, m.starve_ns(live.slo_class))
+
+
 def _relist(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
-    """Queue what waits by the present order and weights, and rank the replicas anew."""
+    """Queue what waits by the present order and shares, and rank the replicas anew."""
     settings, loads = m.settings, m.state.ledger.loads
-    known.backlog = Backlog()
     known.stuck.clear()
     for live in m.state.live.values():
         if live.model == model and live.phase is Phase.QUEUED:
-            live.key, live.late = settings.order.key(live.latest_start, live.request.id), False
-            known.backlog.add(
-                live.request.tenant,
-                settings.tenants[live.request.tenant].weight,
-                live.slo_class,
-                (live.key, int(live.request.id)),
-                live.demand.work_p50_ns,
-                live.wait_until,
-            )
-    for tenant in list(known.backlog.tenants):
-        dispatch.relist(m, model, known, tenant, now)
+            tenant = settings.tenants[live.request.tenant]
+            live.way = settings.way(tenant, live.slo_class, live.request.user)
+            live.key, live.late = _key(m, live), False
+            dispatch.enqueue(m, known, live)
+    for queue in list(known.backlog.queues):
+        dispatch.relist(m, model, known, queue, now)
     for replica in known.fleet.replicas.values():
         known.fleet.rerank(replica, loads[replica.incarnation], settings.pools[replica.pool])

@@ -17,14 +17,15 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.paths import Path
 from headrace.model.request import Request
 from headrace.model.slo import Bounds
 from headrace.plane.accounts import Accounts
 from headrace.plane.fleet import Fleet
 from headrace.plane.ledger import Ledger
 from headrace.plane.pace import Pace
-from headrace.plane.queues import Backlog
 from headrace.plane.rate import Rate
+from headrace.policy.fairness.backlog import Backlog
 from headrace.policy.predict.windows import Windows
 from headrace.units import DurationNs, InstantNs, later
 
@@ -65,7 +66,9 @@ class Live(Struct):
     latest_start: InstantNs
     """When it must be sent to meet that, as the engines stood on its arrival."""
     key: int
-    """Its place within its tenant's queue."""
+    """Its place within its queue."""
+    way: Path
+    """Where in the share tree that is."""
     first_ns: DurationNs
     """Predicted first decode step."""
     phase: Phase = Phase.QUEUED

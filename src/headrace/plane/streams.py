@@ -13,7 +13,7 @@ from headrace.model.event import (
     Restarted,
     ShutDown,
 )
-from headrace.model.ids import AttemptId, ModelName, ReplicaName, TenantId
+from headrace.model.ids import AttemptId, ModelName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.slo import Outcome
 from headrace.plane import dispatch
@@ -41,7 +41,7 @@ def first_token(m: Machine, attempt: AttemptId, now: InstantNs) -> None:
 def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
     """Replace predictions by tokens made; close a span of the rate at which queued work drains."""
     ledger, state = m.state.ledger, m.state
-    grown: dict[tuple[ModelName, TenantId], None] = {}
+    grown: dict[ModelName, None] = {}
     for attempt, made in tick.moved:
         flight = ledger.flights.get(attempt)
         if flight is None or not flight.streaming:
@@ -50,17 +50,14 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
         before = flight.charged
         ledger.progress(flight, made, m.settings.prices[flight.model])
         if flight.charged != before:
-            grown[flight.model, flight.tenant] = None
-    for model, tenant in grown:
-        if tenant in state.models[model].backlog.tenants:
-            dispatch.relist(m, model, state.models[model], tenant, now)
+            grown[flight.model] = None
     for known in state.models.values():
         queued = known.backlog.queued
         for pool, rate in known.rates.items():
             served = m.settings.served_by(pool)
             waiting = any(queued.get(name) for name in served)
             rate.tick(now, known.fleet.ready.get(pool, 0), waiting=waiting)
-    for model in dict.fromkeys(model for model, _ in grown):
+    for model in grown:
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
 
@@ -274,15 +271,11 @@ def _cancel(m: Machine, known: ModelState, live: Live) -> None:
 def _close(
     m: Machine, known: ModelState, live: Live, usage: Usage | None = None, seen: int = 0
 ) -> None:
-    """Close a live request's flight and relist its tenant, whose counter it may have moved."""
+    """Close a live request's flight: its counters are settled."""
     assert live.attempt is not None
     ledger, price = m.state.ledger, m.settings.prices[live.model]
     live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
     _changed(m, known, live)
-    tenant = live.request.tenant
-    if tenant in known.backlog.tenants:
-        counter = ledger.counter(live.model, tenant)
-        known.backlog.refresh(m.settings.order, tenant, counter, m.state.now)
 
 
 def _drained(known: ModelState, live: Live) -> None:

@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from headrace.model.deployment import (
     DEFAULT_CLASSES,
     ClassSpec,
+    LaneSpec,
     ModelSpec,
+    OrganisationSpec,
     PoolSpec,
     TenantSpec,
 )
@@ -69,6 +71,8 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pools: Annotated[tuple[PoolSpec, ...], Meta(min_length=1, max_length=10_000)]
     tenants: Annotated[tuple[TenantSpec, ...], Meta(min_length=1, max_length=1_000_000)]
     classes: Annotated[tuple[ClassSpec, ...], Meta(min_length=1, max_length=100)] = DEFAULT_CLASSES
+    lanes: Annotated[tuple[LaneSpec, ...], Meta(max_length=16)] = ()
+    organisations: Annotated[tuple[OrganisationSpec, ...], Meta(max_length=100_000)] = ()
     slos: tuple[Slo, ...] = ()
     slas: tuple[Sla, ...] = ()
     admission: Gates = Gates()

@@ -15,7 +15,8 @@ from headrace.policy.batching.knobs import BatchingPolicy, Break, Key, Knobs
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished, FirstTokenMade
 from headrace.replica.kv import KvPool, Match
-from headrace.replica.stream import Phase, Stream, WaitingQueue
+from headrace.replica.stream import Phase, Stream
+from headrace.replica.turns import Turns
 from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class Batch:
         "unreported", "waiting",
     )  # fmt: skip
 
-    def __init__(self, blocks: int, policy: BatchingPolicy) -> None:
-        """Start empty, with `blocks` of KV."""
+    def __init__(self, blocks: int, policy: BatchingPolicy, turns: Turns) -> None:
+        """Start empty, with `blocks` of KV; `turns` says who starts next."""
         self._policy = policy
         self.pool = KvPool(blocks)
-        self.waiting = WaitingQueue(policy)
+        self.waiting = turns
         self.gaps = GapLog()
         self.streams: dict[AttemptId, Stream] = {}
         """All that are not over, oldest first."""
@@ -76,12 +77,12 @@ class Batch:
         self._ends: list[tuple[int, int, Stream]] = []  # decodes by `end_step`, some stale
         self._doomed: list[Stream] = []  # aborted during the step they are in
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: Stream, now: InstantNs) -> None:
         """Let a new stream wait."""
         self.streams[stream.job.attempt] = stream
         self.backlog += stream.target
         self.changed |= _ARRIVAL
-        self.waiting.push(stream)
+        self.waiting.push(stream, now)
 
     # Planning ---------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Batch:
             left = self._go_on(knobs, left, now)
         self.preempted = self.preemptions > before
         if self.waiting.count and not self.preempted:
-            left = self._start(knobs, left)
+            left = self._start(knobs, left, now)
         running = len(self.decodes) + len(self.prefills)
         self.closed = not left or running >= knobs.running_limit
 
@@ -129,13 +130,13 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def _start(self, knobs: Knobs, left: int) -> int:
+    def _start(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Start waiting streams under `left` tokens; return the tokens that remain."""
         pool, waiting = self.pool, self.waiting
         limit = knobs.chunk_limit or left
         slots = knobs.running_limit - len(self.decodes) - len(self.prefills)
         while left and slots > 0:
-            stream = waiting.head()
+            stream = waiting.head(now, self.steps)
             if stream is None:
                 break
             found = self._lookup(stream)
@@ -144,7 +145,7 @@ class Batch:
             need = blocks_for(cached + chunk) - found.blocks
             if need > pool.free + pool.evictable - found.idle:
                 break
-            waiting.pop()
+            waiting.take(stream, now)
             stream.extent = pool.lock(found)
             pool.take(need)
             self._seat(stream, cached, found.blocks + need)
@@ -171,6 +172,7 @@ class Batch:
             stream.cached = cached
             self.prefix_queried += stream.target
             self.prefix_hit += cached
+            self.waiting.prefill(stream, stream.target - cached, cached)
         self.prefills.append(stream)
         self.backlog -= cached
         self.changed |= _START
@@ -193,7 +195,8 @@ class Batch:
             if stream.phase is Phase.DECODE:
                 computed = self._computed(stream)
                 made += self.steps - stream.join_step
-            return self._policy.victim_key(stream.entry(computed, made)), stream.serial
+            counter = self.waiting.counter(stream, self.steps)
+            return self._policy.victim_key(stream.entry(computed, made, counter)), stream.serial
 
         return max((*self.decodes.values(), *self.prefills), key=rank)
 
@@ -223,7 +226,7 @@ class Batch:
         victim.target = victim.job.prompt_tokens + victim.made
         victim.pos = 0
         self.backlog += victim.target
-        self.waiting.push(victim)
+        self.waiting.push(victim, now)
         self.preemptions += 1
         self.changed |= _PREEMPTION
         self.unreported[victim.job.attempt] = victim
@@ -312,6 +315,7 @@ class Batch:
         job = stream.job
         self.tokens_made += 1
         stream.made += 1
+        self.waiting.token(stream)
         if stream.first_at is None:
             stream.first_at = now
             cached = Tokens(stream.cached or 0)
@@ -333,6 +337,7 @@ class Batch:
         stream.offset = (self.steps - stream.target) & _BLOCK_MASK
         self._due[stream.offset] += 1
         self.context += stream.target + 1
+        self.waiting.board(stream, self.steps)
         self.bounds[job.gap_bound_ns] = self.bounds.get(job.gap_bound_ns, 0) + 1
         self.gaps.open(stream.account)
 
@@ -348,7 +353,7 @@ class Batch:
         if stream.phase is Phase.WAITING:
             self.backlog -= stream.target
             stream.phase = Phase.GONE
-            self.waiting.left()
+            self.waiting.take(stream, now)
             self.changed |= _END
         else:
             if stream.phase is Phase.DECODE:
@@ -380,6 +385,7 @@ class Batch:
             if stream.phase is Phase.DECODE:
                 self._close(stream, now)
             del self.decodes[job.attempt]
+            self.waiting.alight(stream, self.steps)
             self.context -= computed + 1
             self._due[stream.offset] -= 1
             self.bounds[job.gap_bound_ns] -= 1

@@ -14,11 +14,14 @@ from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
+from headrace.policy.fairness.vtc import Rates, Vtc
+from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.batch import Batch
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
+from headrace.replica.turns import Turns
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,
@@ -31,6 +34,7 @@ from headrace.units import (
     blocks_for,
 )
 
+FIRST_COME = Fifo()
 _FAR = 1 << 62  # more steps than any jump takes
 _NEVER = 1 << 80  # ps
 
@@ -45,6 +49,9 @@ class Replica:
         profile: Profile,
         batching: BatchingPolicy,
         *,
+        ordering: Ordering = FIRST_COME,
+        rates: Rates | None = None,
+        token_ns: int | None = None,
         noise_seed: int = 0,
         noise_ppm: int = 0,
         fast_forward: bool = True,
@@ -52,6 +59,8 @@ class Replica:
     ) -> None:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
+        `ordering`: who starts first; `rates`: what served tokens cost in its counters, the profile's cost
+        ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None.
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
@@ -61,7 +70,12 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
-        self._batch = Batch(self._blocks, batching)
+        turns = Turns(
+            ordering,
+            rates or Vtc().rates(profile),
+            profile.prompt_token_ns() if token_ns is None else token_ns,
+        )
+        self._batch = Batch(self._blocks, batching, turns)
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -98,11 +112,11 @@ class Replica:
             batch.pool.chunk_by(job.prefix_tokens)
         self._serial += 1
         stream = Stream(job, now, self._serial)
-        batch.add(stream)
+        batch.add(stream, now)
         if not self._left:
             self._start = max(self._start, now * PS_PER_NS)
             self._begin()
-        elif self._left > 1 and self._matters(stream):
+        elif self._left > 1 and self._matters(stream, now):
             self._cut(now)
         return None
 
@@ -313,9 +327,15 @@ class Replica:
         most = self._hold_steps
         if self._noise_ppm:
             most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
+        until = self._hold_until
+        if batch.waiting.count and not batch.closed:
+            if not batch.waiting.is_fixed():
+                return 1  # tokens made by some may put others in front, who fit
+            change = batch.waiting.next_change()
+            until = until if change is None else min(until, change * PS_PER_NS)
         steps = batch.steps_alike(most)
-        if steps > 1 and self._hold_until < _NEVER:
-            span = self._hold_until - self._start
+        if steps > 1 and until < _NEVER:
+            span = until - self._start
             steps = min(steps, least_steps(self._alpha, self._beta, span))
         return steps
 
@@ -334,8 +354,6 @@ class Replica:
             return knobs
         knobs = self._knobs = self._policy.knobs(self._view())
         batch.changed = 0
-        if knobs.reorder:
-            batch.waiting.reorder()
         self._hold_steps = knobs.holds.max_steps or _FAR
         self._breaks = int(knobs.holds.breaks_on)
         until = knobs.holds.until
@@ -359,10 +377,12 @@ class Replica:
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
         )
 
-    def _matters(self, newcomer: Stream) -> bool:
+    def _matters(self, newcomer: Stream, now: InstantNs) -> bool:
         """Say whether a newcomer can change the plan, so that the jump must end."""
         batch = self._batch
         if batch.changed & self._breaks:
             return True
         # Waiting streams that did not fit still do not; one behind them does not get a look.
-        return not batch.closed and batch.waiting.head() is newcomer
+        return (
+            not batch.closed and batch.waiting.head(now, batch.steps + self._done(now)) is newcomer
+        )

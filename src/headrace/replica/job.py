@@ -11,6 +11,7 @@ from msgspec import Struct
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, TenantId
 from headrace.model.meter import StreamTiming
+from headrace.model.paths import Path
 from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Ps, Tokens
 
 
@@ -31,8 +32,10 @@ class Job(Struct, frozen=True, kw_only=True):
     tenant: TenantId
     deadline: InstantNs
     relegated: bool = False
-    counter: int = 0
-    weight: int = 1
+    way: Path = ()
+    """Where it stands in the share tree; (): its tenant stands alone at the root."""
+    counters: tuple[int, ...] = ()
+    """The virtual counters on that way as they stood where it was sent from."""
 
     def __post_init__(self) -> None:
         """Catch a driver's mistake where it is made."""

@@ -1,12 +1,13 @@
-"""One attempt inside the engine, and the queue of those that wait for a slot."""
+"""One attempt inside the engine."""
 
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from headrace.model.engine import Usage
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.policy.batching.knobs import BatchingPolicy, Entry, Key
+from headrace.model.paths import Level, Link, Path, path
+from headrace.policy.batching.knobs import Entry
 from headrace.replica.gaps import Account
 from headrace.replica.job import Finished, Job
 from headrace.units import BLOCK_TOKENS, DurationNs, InstantNs, Tokens
@@ -32,12 +33,14 @@ class Stream:
     __slots__ = (
         "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "job",
         "join_step", "last_at", "made", "offset", "phase", "pos", "prefix_blocks", "reported",
-        "serial", "target",
+        "serial", "target", "way",
     )  # fmt: skip
 
     def __init__(self, job: Job, arrived_at: InstantNs, serial: int) -> None:
         """Start waiting, with nothing computed."""
         self.job = job
+        self.way = job.way or _alone(job.tenant)
+        """Where its queue stands in the share tree."""
         self.arrived_at = arrived_at
         self.serial = serial
         """Order of submission: breaks every tie."""
@@ -70,7 +73,7 @@ class Stream:
         self.last_at = InstantNs(0)
         self.account = Account(job.gap_bound_ns)
 
-    def entry(self, computed: int, made: int) -> Entry:
+    def entry(self, computed: int, made: int, counter: int) -> Entry:
         """Return what a policy may know."""
         job = self.job
         return Entry(
@@ -79,8 +82,8 @@ class Stream:
             arrived_at=self.arrived_at,
             deadline=job.deadline,
             relegated=job.relegated,
-            counter=job.counter,
-            weight=job.weight,
+            counter=counter,
+            weight=self.way[-1].weight,
             prompt_tokens=job.prompt_tokens,
             computed=Tokens(computed),
             made=Tokens(made),
@@ -107,48 +110,7 @@ class Stream:
         return Finished(attempt=job.attempt, usage=usage, timing=timing)
 
 
-class WaitingQueue:
-    """Waiting streams in the policy's order, ties by submission."""
-
-    __slots__ = ("_heap", "_policy", "count")
-
-    def __init__(self, policy: BatchingPolicy) -> None:
-        """Start empty; `policy` gives the keys."""
-        self._policy = policy
-        self._heap: list[tuple[Key, int, Stream]] = []  # streams that left are skipped when met
-        self.count = 0
-
-    def push(self, stream: Stream) -> None:
-        """Add a stream in phase `WAITING`."""
-        key = self._policy.waiting_key(stream.entry(0, stream.made))
-        heappush(self._heap, (key, stream.serial, stream))
-        self.count += 1
-
-    def head(self) -> Stream | None:
-        """Return the stream to start next."""
-        heap = self._heap
-        while heap:
-            stream = heap[0][2]
-            if stream.phase is Phase.WAITING:
-                return stream
-            heappop(heap)
-        return None
-
-    def pop(self) -> None:
-        """Remove the head, which gets a slot."""
-        heappop(self._heap)
-        self.count -= 1
-
-    def left(self) -> None:
-        """Note that one stream ended here; most entries dead is the signal to sweep them."""
-        self.count -= 1
-        if len(self._heap) > 2 * self.count + 64:
-            self._heap = [item for item in self._heap if item[2].phase is Phase.WAITING]
-            heapify(self._heap)
-
-    def reorder(self) -> None:
-        """Compute all keys again."""
-        streams = [item[2] for item in self._heap if item[2].phase is Phase.WAITING]
-        key = self._policy.waiting_key
-        self._heap = [(key(each.entry(0, each.made)), each.serial, each) for each in streams]
-        heapify(self._heap)
+@lru_cache(maxsize=65_536)
+def _alone(tenant: str) -> Path:
+    """Return the path of a tenant that stands alone at the root."""
+    return path(Link(Level.TENANT, tenant))

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from headrace.model.effect import Concluded
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.plane.state import Live, ModelState, Phase
+from headrace.policy.fairness.vtc import share
 from headrace.sim.world import World
 
 
@@ -38,9 +39,8 @@ def backlog_matches_live(world: World) -> None:
             if live.phase is Phase.QUEUED and live.model == model
         }
         held: list[int] = []
-        for mine in known.backlog.tenants.values():
-            for queue in mine.classes.values():
-                held += [ident for ranked in (queue.ready, queue.late) for _, ident in ranked]
+        for queue in known.backlog.queues.values():
+            held += [ident for ranked in (queue.ready, queue.late) for _, ident in ranked]
         hold(world, "INV-1", sorted(held) == sorted(queued), f"{model}: queues hold {held}")
         backlog = known.backlog
         sums = (backlog.size, backlog.work_ns, sum(backlog.queued.values()))
@@ -132,16 +132,17 @@ def quota_matches_holds(world: World) -> None:
         hold(world, "INV-4", has == want, f"{tenant}: {has=} {want=}")
 
 
-def settled_service(world: World) -> dict[tuple[ModelName, TenantId], int]:
-    """Return each counter less what its flights in the air were charged: it never falls (INV-8)."""
+def settled_service(world: World) -> dict[tuple[ModelName, str], int]:
+    """Return each counter of the share tree less what its flights in the air were charged: it never falls (INV-8)."""
     ledger = world.plane.state.ledger
     settled = {
-        (model, tenant): value
-        for model, book in ledger.counters.items()
-        for tenant, value in book.values.items()
+        (model, node): value
+        for model, shares in ledger.shares.items()
+        for node, value in shares.counters.items()
     }
     for flight in ledger.flights.values():
-        settled[flight.model, flight.tenant] -= flight.charged
+        for step in flight.way:
+            settled[flight.model, step.key] -= share(flight.charged, step.weight)
     return settled
 
 
@@ -175,10 +176,9 @@ def bounds_hold(world: World) -> None:
 def _waiting(known: ModelState, slo_class: str) -> Counter[TenantId]:
     """Return how many requests of a class each tenant has waiting."""
     found: Counter[TenantId] = Counter()
-    for tenant, mine in known.backlog.tenants.items():
-        for name, queue in mine.classes.items():
-            if name == slo_class:
-                found[tenant] += queue.ready.size + queue.late.size
+    for queue in known.backlog.queues.values():
+        if queue.slo_class == slo_class:
+            found[queue.tenant] += queue.size
     return found
 
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 from headrace.model.decision import Admit, Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
 from headrace.model.evidence import EntryRecord
-from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId, TenantId
+from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId
 from headrace.model.slo import Outcome
 from headrace.policy.routing.seconds import is_open
 from headrace.sim.books import (
@@ -54,7 +54,7 @@ class Checker:
         self._sent: dict[RequestId, Seen] = {}
         self._attempts: dict[AttemptId, Seen] = {}
         self._over: set[RequestId] = set()
-        self._settled: dict[tuple[ModelName, TenantId], int] = {}
+        self._settled: dict[tuple[ModelName, str], int] = {}
         self._buckets = Buckets()
 
     def __call__(self, world: World, effects: Sequence[Effect]) -> None:
@@ -191,7 +191,8 @@ class Checker:
         """
         for model, known in world.plane.state.models.items():
             blocked: frozenset[ClassName] = frozenset()
-            while (turn := known.backlog.next_turn(blocked)) is not None:
+            order, shares = world.plane.settings.order, world.plane.state.ledger.shares[model]
+            while (turn := known.backlog.next_turn(order, shares, blocked)) is not None:
                 live = world.plane.state.live[turn.request]
                 blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
                 views = world.plane.views_for(live, world.now)

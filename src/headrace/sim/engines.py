@@ -148,8 +148,8 @@ class Engines:
             tenant=effect.tenant,
             deadline=effect.deadline,
             relegated=effect.relegated,
-            counter=effect.counter,
-            weight=effect.weight,
+            way=effect.way,
+            counters=effect.counters,
         )
         refused = engine.submit(job, now)
         assert refused is None, f"the plane sent what {effect.replica} cannot hold: {refused}"

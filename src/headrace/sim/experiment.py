@@ -108,8 +108,8 @@ class Sampler:
         self._next = begun + SAMPLE_NS
         waiting: dict[TenantId, int] = {}
         for known in state.models.values():
-            for tenant, queue in known.backlog.tenants.items():
-                waiting[tenant] = waiting.get(tenant, 0) + queue.count
+            for queue in known.backlog.queues.values():
+                waiting[queue.tenant] = waiting.get(queue.tenant, 0) + queue.size
         self.samples.append(ServiceSample(at=world.now, work_ns=served, waiting=waiting))
 
 

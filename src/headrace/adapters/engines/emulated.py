@@ -117,8 +117,8 @@ class EmulatedEngine:
             tenant=dispatch.tenant,
             deadline=dispatch.deadline,
             relegated=dispatch.relegated,
-            counter=dispatch.counter,
-            weight=dispatch.weight,
+            way=dispatch.way,
+            counters=dispatch.counters,
         )
         if self._replica.submit(job, self._now()) is not None:
             failed = Made(outcome=Outcome.ERROR, usage=None, timing=NO_STREAM)

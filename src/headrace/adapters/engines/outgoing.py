@@ -12,6 +12,7 @@ from msgspec import Raw, Struct
 
 from headrace.adapters.engines.kinds import Priority
 from headrace.model.effect import Dispatch
+from headrace.model.paths import Path
 from headrace.ports.engine import Ask, Route
 from headrace.units import NS_PER_MS, InstantNs
 
@@ -73,12 +74,20 @@ def marked(
         told = {
             "headrace_tenant": dispatch.tenant,
             "headrace_class": dispatch.slo_class,
-            "headrace_weight": dispatch.weight,
-            "headrace_counter": dispatch.counter,
+            "headrace_way": told_way(dispatch.way, dispatch.counters),
             "headrace_left_ms": (dispatch.deadline - now) // NS_PER_MS,
             "headrace_relegated": int(dispatch.relegated),
         }
     return Marks(priority=number, metadata=told)
+
+
+def told_way(way: Path, counters: tuple[int, ...]) -> str:
+    """Return where a request stands in the share tree, as JSON: [level, name, weight, counter] each.
+
+    One string, since engines take scalars only.
+    """
+    told = [(int(s.level), s.name, s.weight, c) for s, c in zip(way, counters, strict=True)]
+    return msgspec.json.encode(told).decode()
 
 
 def edited(

@@ -33,10 +33,6 @@ class ChunkedPrefill(
             holds=ALWAYS,
         )
 
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by arrival; what the gateway relegated goes behind all the rest."""
-        return (entry.relegated, entry.arrived_at)
-
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
         return (entry.relegated, entry.arrived_at)

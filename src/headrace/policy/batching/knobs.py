@@ -63,8 +63,6 @@ class Knobs(Struct, frozen=True, kw_only=True):
     """Most requests with a slot; waiting ones start below it, running ones stay above it."""
     chunk_limit: int | None = None
     """Most prompt tokens of one request in a step; None: the budget alone bounds them."""
-    reorder: bool = False
-    """The keys of waiting requests may have changed: compute them again."""
     holds: Holds = ONE_STEP
 
     def __post_init__(self) -> None:
@@ -86,7 +84,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     deadline: InstantNs
     relegated: bool
     counter: int
-    """The tenant's virtual counter as it travelled with the request."""
+    """Where its queue's virtual counter stands in this engine."""
     weight: int
     prompt_tokens: Tokens
     computed: Tokens
@@ -120,10 +118,6 @@ class BatchingPolicy(Protocol):
 
     def knobs(self, view: BatchView) -> Knobs:
         """Return the knobs of the next step and for how long they hold."""
-        ...
-
-    def waiting_key(self, entry: Entry) -> Key:
-        """Return the key of a request that starts to wait: the least starts first."""
         ...
 
     def victim_key(self, entry: Entry) -> Key:

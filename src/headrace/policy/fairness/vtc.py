@@ -38,7 +38,27 @@ class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of an input token's service that a cached one costs. 0.1: it holds memory, but needs
     hardly any compute."""
 
+    aging_tokens_per_s: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """Input tokens that a turn is ahead of its counter for each second that the first request has waited.
+    0: turns go by counters; the bound on unfairness grows by what it adds."""
+    boost_tokens: Annotated[float, Meta(ge=0, le=10_000_000)] = 0.0
+    """Input tokens that a queue's turn is ahead once its first request's slack is below `boost_ms`. 0: a
+    deadline changes nothing between tenants."""
+    boost_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 200.0
+    """Slack below which `boost_tokens` count. 200: the last moment at which a turn still helps."""
+    memory_tokens: Annotated[float, Meta(gt=0, le=1_000_000_000)] = 100_000.0
+    """Input tokens beyond a minimum or maximum that are held against a node, at that share. 100,000:
+    some seconds of a replica; what was used while nobody else wanted it is forgiven as fast."""
+
     revision: str = "vtc-1"
+
+    def exceptions(self, price: "Price") -> tuple[int, int, int]:
+        """Return (aging a second, boost, memory) in service."""
+        return (
+            price.service(round(self.aging_tokens_per_s), 0, 0) if self.aging_tokens_per_s else 0,
+            price.service(round(self.boost_tokens), 0, 0) if self.boost_tokens else 0,
+            price.service(round(self.memory_tokens), 0, 0),
+        )
 
     def price(self, profile: Profile) -> "Price":
         """Return what served tokens cost on one profile."""

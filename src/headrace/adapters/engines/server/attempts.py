@@ -185,8 +185,8 @@ class Attempts:
                 slo_class=_NO_CLASS,
                 deadline=_NEVER,
                 relegated=False,
-                counter=0,
-                weight=1,
+                way=(),
+                counters=(),
                 gap_ns=_GAP_NS,
             ),
             request=Request(

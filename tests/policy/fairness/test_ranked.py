@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.plane import ranked
-from headrace.plane.ranked import Ranked
+from headrace.policy.fairness import ranked
+from headrace.policy.fairness.ranked import Ranked
 
 
 class AgainstSortedList(RuleBasedStateMachine):

@@ -1,0 +1,117 @@
+"""The listed children of one node of the share tree, in the order in which their turns come.
+
+First those under their minimum, then by turn those within their maximum, then the rest. Knows keys and
+the parent's clock, no tree.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct, field
+
+from headrace.model.paths import Band
+from headrace.policy.fairness.ranked import Ranked
+
+TIED = 64
+"""Siblings with equal turns that are compared when one must make room."""
+
+
+class Mark(Struct, gc=False):
+    """Under which keys a node is listed among its siblings."""
+
+    weight: int
+    turn: int
+    bias: int
+    """The turn less the counter."""
+    capped: bool = False
+    """It is over its maximum."""
+    high: int = 0
+    low: int | None = None
+    """None: it has no minimum."""
+
+
+class Siblings(Struct):
+    """The listed children of one node on one side."""
+
+    fair: Ranked[str] = field(default_factory=Ranked)
+    """By turn: those not over their maximum."""
+    capped: Ranked[str] = field(default_factory=Ranked)
+    """Those over it, by how soon they are not."""
+    floors: Ranked[str] = field(default_factory=Ranked)
+    """Those with a minimum, by how far they are under it."""
+    marks: dict[str, Mark] = {}
+    weight: int = 0
+    """Of all of them."""
+
+    def order(self, clock: int) -> Iterator[tuple[str, Band]]:
+        """Yield them in the order in which they go while their parent's service stands at `clock`."""
+        first: set[str] = set()
+        for low, name in self.floors:
+            if low >= clock:
+                break
+            first.add(name)
+            yield name, Band.MINIMUM
+        for _, name in self.fair:
+            if name not in first:
+                yield name, Band.FAIR
+        for _, name in self.capped:
+            if name not in first:
+                yield name, Band.CAPPED
+
+    def first(self, clock: int) -> tuple[str, Band] | None:
+        """Return the one that goes first."""
+        if self.floors.size or not self.fair.size:
+            return next(self.order(clock), None)
+        found = self.fair.first()
+        return None if found is None else (found[1], Band.FAIR)
+
+    def last(self) -> Iterator[tuple[int, str]]:
+        """Yield (turn, name), the one furthest over its share first."""
+        for ranked in (self.capped, self.fair):
+            for _, name in ranked.backwards():
+                yield self.marks[name].turn, name
+
+    def put(self, key: str, weight: int, mark: Mark) -> None:
+        """List a child, or move it to where it stands now; whether it has a minimum stays."""
+        old = self.marks.get(key)
+        if old is None:
+            self.weight += weight
+            self._enter(key, mark)
+        elif old.capped or mark.capped:
+            self._unlist(key, old)
+            self._enter(key, mark)
+        else:
+            if mark.turn != old.turn:
+                self.fair.move(old.turn, mark.turn, key)
+            if mark.low is not None and old.low is not None and mark.low != old.low:
+                self.floors.move(old.low, mark.low, key)
+        self.marks[key] = mark
+
+    def drop(self, key: str) -> None:
+        """Take a listed child off."""
+        mark = self.marks.pop(key)
+        self.weight -= mark.weight
+        self._unlist(key, mark)
+
+    def release(self, clock: int) -> None:
+        """Let those back that others' service has brought within their maximum."""
+        while (found := self.capped.first()) is not None and found[0] <= clock:
+            self.capped.remove(*found)
+            mark = self.marks[found[1]]
+            mark.capped = False
+            self.fair.add(mark.turn, found[1])
+
+    def _enter(self, key: str, mark: Mark) -> None:
+        if mark.capped:
+            self.capped.add(mark.high, key)
+        else:
+            self.fair.add(mark.turn, key)
+        if mark.low is not None:
+            self.floors.add(mark.low, key)
+
+    def _unlist(self, key: str, mark: Mark) -> None:
+        if mark.capped:
+            self.capped.remove(mark.high, key)
+        else:
+            self.fair.remove(mark.turn, key)
+        if mark.low is not None:
+            self.floors.remove(mark.low, key)

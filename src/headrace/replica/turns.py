@@ -1,0 +1,151 @@
+"""Who waits for a slot in the engine, and whose turn is it there?
+
+The gateway's fair queue once more (`policy/fairness`): the same order, the same share tree. An engine's
+counters hold only what happened: a prompt is charged as its prefill starts, each token as it is made.
+Where a request brings the counters of the gateway, the greater of the two stands (design: counters
+across both levels).
+"""
+
+from headrace.model.ids import ClassName
+from headrace.model.paths import Path
+from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
+from headrace.policy.fairness.shares import Shares
+from headrace.policy.fairness.vtc import Rates
+from headrace.policy.ordering.orders import Order, Place
+from headrace.replica.stream import Stream
+from headrace.units import InstantNs, WorkNs
+
+_ANY = ClassName("")
+
+
+class Decoding:
+    """How many streams of one queue decode, and since which step that was charged."""
+
+    __slots__ = ("charged", "count", "since", "way")
+
+    def __init__(self, way: Path, since: int) -> None:
+        """Start with none."""
+        self.way, self.count, self.since = way, 0, since
+        self.charged = 0
+
+
+class Turns:
+    """Waiting streams in the order's line, ties by submission, and the counters behind it."""
+
+    __slots__ = ("_backlog", "_decoding", "_order", "_rates", "_shares", "_streams", "_token_ns")
+
+    def __init__(self, order: Order, rates: Rates, token_ns: int) -> None:
+        """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
+        self._order, self._rates, self._token_ns = order, rates, token_ns
+        self._shares, self._backlog = Shares(), Backlog()
+        self._streams: dict[int, Stream] = {}
+        self._decoding: dict[str, Decoding] = {}
+
+    @property
+    def count(self) -> int:
+        """Streams that wait."""
+        return self._backlog.size
+
+    def is_fixed(self) -> bool:
+        """Return whether tokens made by others leave the first in line where it is."""
+        return not self._order.by_share or len(self._backlog.queues) < 2  # noqa: PLR2004  one has no rival
+
+    def next_change(self) -> InstantNs | None:
+        """Return when time alone may put another in front."""
+        return self._backlog.next_change()
+
+    def push(self, stream: Stream, now: InstantNs) -> None:
+        """Let a stream wait."""
+        job, serial, order = stream.job, stream.serial, self._order
+        if job.counters:
+            self._shares.receive(stream.way, job.counters)
+        start = InstantNs(job.deadline - stream.target * self._token_ns)
+        place = Place(serial, job.deadline, start, job.prompt_tokens, WorkNs(stream.target))
+        waiting = Waiting(
+            request=serial,
+            key=order.key(place),
+            arrived_at=stream.arrived_at,
+            start=start,
+            work=stream.target,
+            starve_at=InstantNs(NEVER + serial),
+            late=job.relegated,
+        )
+        self._streams[serial] = stream
+        self._backlog.add(order, self._shares, stream.way, job.tenant, _ANY, waiting)
+        self._refresh(stream.way[-1].key, now)
+
+    def head(self, now: InstantNs, steps: int) -> Stream | None:
+        """Return the stream to start next, at a boundary after so many steps of the decodes."""
+        backlog = self._backlog
+        if not backlog.size:
+            return None
+        if not self.is_fixed():
+            self._settle(steps)
+        while (queue := backlog.due(now)) is not None:
+            self._refresh(queue, now)
+        turn = backlog.next_turn(self._order, self._shares, NONE)
+        assert turn is not None, "somebody waits"
+        return self._streams[turn.request]
+
+    def take(self, stream: Stream, now: InstantNs) -> None:
+        """Take a stream out that gets its slot or is over."""
+        del self._streams[stream.serial]
+        queue = self._backlog.take(self._order, self._shares, stream.serial)
+        if queue is not None:
+            self._refresh(queue, now)
+
+    def _refresh(self, queue: str, now: InstantNs) -> None:
+        self._backlog.relegate(self._order, queue, now)
+        self._backlog.refresh(self._order, self._shares, queue, now)
+
+    # Counters --------------------------------------------------------------------------------
+
+    def prefill(self, stream: Stream, uncached: int, cached: int) -> None:
+        """Charge a prompt whose prefill starts; one computed again after a preemption costs nothing."""
+        self._charge(stream.way, self._rates.service(uncached, cached, 0))
+
+    def token(self, stream: Stream) -> None:
+        """Charge the token that the end of a prefill gives."""
+        self._charge(stream.way, self._rates.service(0, 0, 1))
+
+    def board(self, stream: Stream, steps: int) -> None:
+        """Charge a stream's queue for a token at each step from now on."""
+        key = stream.way[-1].key
+        tally = self._decoding.get(key)
+        if tally is None:
+            tally = self._decoding[key] = Decoding(stream.way, steps)
+        self._catch_up(tally, steps)
+        tally.count += 1
+
+    def alight(self, stream: Stream, steps: int) -> None:
+        """Stop that, as it ends or is preempted."""
+        key = stream.way[-1].key
+        tally = self._decoding[key]
+        self._catch_up(tally, steps)
+        tally.count -= 1
+        if not tally.count:
+            del self._decoding[key]
+
+    def counter(self, stream: Stream, steps: int) -> int:
+        """Return where the counter of a stream's queue stands."""
+        key = stream.way[-1].key
+        tally = self._decoding.get(key)
+        if tally is not None:
+            self._catch_up(tally, steps)
+        return self._shares.counter(key)
+
+    def _settle(self, steps: int) -> None:
+        for tally in self._decoding.values():
+            self._catch_up(tally, steps)
+
+    def _catch_up(self, tally: Decoding, steps: int) -> None:
+        made = tally.count * (steps - tally.since)
+        tally.since = steps
+        if made:
+            # From one total to the next, so that rounding does not depend on when it is looked at.
+            total = tally.charged + self._rates.service(0, 0, made)
+            self._shares.charge(tally.way, tally.charged, total)
+            tally.charged = total
+
+    def _charge(self, way: Path, service: int) -> None:
+        self._shares.charge(way, 0, service)
