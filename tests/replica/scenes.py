@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
+from headrace.model.paths import Level, Link, path
 from headrace.model.profile import DecodeFit, MixedFit, Profile
 from headrace.policy.batching.knobs import (
     BatchingPolicy,
@@ -15,7 +16,8 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
-from headrace.replica.core import Replica
+from headrace.policy.ordering.orders import Ordering
+from headrace.replica.core import FIRST_COME, Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
@@ -65,6 +67,9 @@ def job(  # noqa: PLR0913
     bound_ms: int = 20,
     deadline: int = 0,
     relegated: bool = False,
+    tenant: str = "t",
+    weight: int = 1,
+    counter: int | None = None,
 ) -> Job:
     """Return a job; its first `common` tokens are those of its `family`, the rest its own."""
     prefix: tuple[int, ...] = ()
@@ -82,14 +87,21 @@ def job(  # noqa: PLR0913
         prefix=prefix,
         prefix_tokens=Tokens(CHUNK),
         gap_bound_ns=DurationNs(bound_ms * NS_PER_MS),
-        tenant=TenantId("t"),
+        tenant=TenantId(tenant),
         deadline=InstantNs(deadline),
         relegated=relegated,
+        way=path(Link(Level.CLASS, "chat", 2), Link(Level.TENANT, tenant, weight)),
+        counters=() if counter is None else (counter, counter),
     )
 
 
 def engine(
-    profile: Profile, policy: BatchingPolicy, *, jumps: bool = True, noise_ppm: int = 0
+    profile: Profile,
+    policy: BatchingPolicy,
+    *,
+    jumps: bool = True,
+    noise_ppm: int = 0,
+    ordering: Ordering = FIRST_COME,
 ) -> Replica:
     """Return an idle engine."""
     return Replica(
@@ -100,6 +112,7 @@ def engine(
         noise_seed=7,
         noise_ppm=noise_ppm,
         fast_forward=jumps,
+        ordering=ordering,
     )
 
 
@@ -148,10 +161,6 @@ class ByDeadline(Struct, frozen=True):
             holds=Holds(max_steps=7, breaks_on=Break.COMPOSITION),
         )
 
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by deadline."""
-        return (entry.deadline,)
-
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the latest deadline, then who has least to lose."""
         return (entry.deadline, -entry.computed, -entry.made)
@@ -167,17 +176,12 @@ class ByHour(Struct, frozen=True):
             token_budget=(24 if turn % 2 else 80) + (16 if view.waiting > 2 else 0),
             running_limit=5,
             chunk_limit=20,
-            reorder=True,
             holds=Holds(
                 max_steps=None,
                 until=InstantNs((turn + 1) * 40 * NS_PER_MS),
                 breaks_on=Break.ANYTHING,
             ),
         )
-
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by length."""
-        return (entry.prompt_tokens,)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the longest."""
@@ -192,10 +196,6 @@ class Silent(Struct, frozen=True):
         tight = view.tightest_gap_ns is not None and view.tightest_gap_ns < 15 * NS_PER_MS
         spare = min(view.free_blocks, 4) + (view.context + view.prefill_tokens) % 7
         return Knobs(token_budget=(16 if tight else 48) + spare, running_limit=7)
-
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by arrival."""
-        return (entry.arrived_at,)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt who came first: the opposite of vLLM."""

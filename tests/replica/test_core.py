@@ -6,6 +6,7 @@ from headrace.model.ids import AttemptId
 from headrace.model.meter import NO_STREAM, Meter
 from headrace.model.profile import Profile
 from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.ordering.orders import EarliestDeadline
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade, Refusal
 from headrace.units import MICRO, InstantNs, ms, ps_to_ns
@@ -140,8 +141,8 @@ def test_relegated_goes_behind_those_who_came_later() -> None:
     assert at[3] < at[2]
 
 
-def test_policy_orders_waiting_ones_by_its_key() -> None:
-    replica = engine(even(running=1), ByDeadline())
+def test_the_order_says_who_of_those_that_wait_starts() -> None:
+    replica = engine(even(running=1), ByDeadline(), ordering=EarliestDeadline())
     for attempt in range(12):
         replica.submit(job(attempt, 60, 20, deadline=100 - attempt), ZERO)
     order = list(first_tokens(drain(replica)))
@@ -321,7 +322,7 @@ def test_many_aborts_of_waiting_jobs_leave_nothing_behind() -> None:
     for attempt in range(1, 1_000):
         replica.submit(job(attempt, 4, 4), ZERO)
         replica.abort(AttemptId(attempt), ZERO)
-    assert len(replica._batch.waiting._heap) < 100
+    assert not replica._batch.waiting._streams
     assert replica.report(ZERO).waiting == 0
 
 

@@ -10,6 +10,16 @@ from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching import ChunkedPrefill
 from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.policy.ordering.orders import (
+    EarliestDeadline,
+    Fifo,
+    LeastSlack,
+    Niyama,
+    Ordering,
+    ShortestFirst,
+    TenantFirst,
+    VtcOrder,
+)
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
 from tests.replica.scenes import (
@@ -34,6 +44,16 @@ PROFILES = [
     small(30, decode=FLAT_DECODE, mixed=FLAT_MIXED),
     small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
 ]
+ORDERS: list[Ordering] = [
+    Fifo(),
+    ShortestFirst(),
+    EarliestDeadline(),
+    LeastSlack(),
+    Niyama(),
+    VtcOrder(),
+    TenantFirst(lend_after_ms=20.0),
+    TenantFirst(lend_after_ms=None),
+]
 POLICIES: list[BatchingPolicy] = [
     ChunkedPrefill(),
     ChunkedPrefill(chunk_limit=20),
@@ -53,8 +73,11 @@ JOBS = st.fixed_dictionaries(
         "family": st.sampled_from([None, None, 0, 1]),
         "common": st.sampled_from([0, 32, 64, 128, 220]),
         "bound_ms": st.sampled_from([6, 7, 20]),
-        "deadline": st.integers(0, 9),
+        "deadline": st.one_of(st.integers(0, 9), st.integers(0, 900_000_000)),
         "relegated": st.booleans(),
+        "tenant": st.sampled_from("tuv"),
+        "weight": st.integers(1, 3),
+        "counter": st.sampled_from([None, None, 0, 50_000_000]),
     }
 )
 ACTIONS = st.one_of(
@@ -109,15 +132,23 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    ordering=st.sampled_from(ORDERS),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
 @settings(max_examples=400)
 def test_jumps_equal_steps(
-    profile: Profile, policy: BatchingPolicy, noise_ppm: int, script: list[tuple[str, int, Any]]
+    profile: Profile,
+    policy: BatchingPolicy,
+    ordering: Ordering,
+    noise_ppm: int,
+    script: list[tuple[str, int, Any]],
 ) -> None:
-    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-    jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+    def make(*, jumps: bool) -> Replica:
+        return engine(profile, policy, jumps=jumps, noise_ppm=noise_ppm, ordering=ordering)
+
+    stepped = play(make(jumps=False), script)
+    jumped = play(make(jumps=True), script)
     assert jumped == stepped
 
 

@@ -71,8 +71,11 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
     return _place(m, known, live, turn, now)
 
 
-def enqueue(m: Machine, known: ModelState, live: Live) -> None:
-    """Let an admitted request wait; the caller must `relist` its queue before the next turn."""
+def enqueue(m: Machine, known: ModelState, live: Live, *, again: bool = False) -> None:
+    """Let an admitted request wait; the caller must `relist` its queue before the next turn.
+
+    `again`: it has waited all the time, under another configuration.
+    """
     request, arrived = live.request, live.entry.arrived_at
     starve_ns = m.starve_ns(live.slo_class)
     waiting = Waiting(
@@ -85,7 +88,7 @@ def enqueue(m: Machine, known: ModelState, live: Live) -> None:
         until=live.wait_until,
     )
     order, shares = m.settings.order, m.shares(live.model)
-    known.backlog.add(order, shares, live.way, request.tenant, live.slo_class, waiting)
+    known.backlog.add(order, shares, live.way, request.tenant, live.slo_class, waiting, again=again)
 
 
 def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:

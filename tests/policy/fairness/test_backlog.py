@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import Struct
 
 from headrace.model.ids import ClassName, RequestId, TenantId
-from headrace.policy.fairness.backlog import LOOKED_AT, NONE, Backlog
 from headrace.policy.contracts import Order
+from headrace.policy.fairness.backlog import LOOKED_AT, NONE, Backlog
 from headrace.policy.fairness.vtc import Rates
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import PS_PER_NS, InstantNs

@@ -133,17 +133,19 @@ class Backlog(Struct):
         tenant: TenantId,
         slo_class: ClassName,
         waiting: Waiting,
+        *,
+        again: bool = False,
     ) -> None:
         """Queue a request; the caller must `refresh` its queue before the next turn.
 
-        A path in which nothing waited is lifted (FAIR-1).
+        A path in which nothing waited is lifted (FAIR-1), unless it only waits `again`.
         """
         key = way[-1].key
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = Queue(way=way, tenant=tenant, slo_class=slo_class)
             self.classes.setdefault(slo_class, class_key(way))
-            shares.join(way)
+            shares.join(way, again=again)
         request, work = waiting.request, waiting.work
         assert request not in self.slots, f"{request} waits already"
         self.slots[request], self.inside[request] = waiting, key

@@ -24,8 +24,9 @@ def stake(shares: Shares, way: Path, rivals: frozenset[ClassName]) -> tuple[int,
     parent = ROOT
     for step in way:
         siblings = shares.sides[Side.URGENT].get(parent)
-        total = step.weight + (0 if siblings is None else _others(siblings, step, rivals))
-        weights, own = weights * total, own * step.weight
+        others = 0 if siblings is None else _others(siblings, step, rivals)
+        if others:
+            weights, own = weights * (step.weight + others), own * step.weight
         parent = step.key
     return weights, own
 
@@ -44,8 +45,9 @@ def debt(shares: Shares, way: Path, price: Price, rivals: frozenset[ClassName]) 
         if siblings is not None:
             counter = _if_joined(shares, parent, step)
             total += _before(shares, siblings, step, counter, price, rivals) * weights // own
-            weights *= step.weight + _others(siblings, step, rivals)
-            own *= step.weight
+            others = _others(siblings, step, rivals)
+            if others:
+                weights, own = weights * (step.weight + others), own * step.weight
         parent = step.key
     return total
 

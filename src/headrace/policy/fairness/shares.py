@@ -81,13 +81,16 @@ class Shares(Struct):
 
     # Counters --------------------------------------------------------------------------------
 
-    def join(self, way: Path) -> None:
-        """Let a queue wait: nodes that were idle are lifted."""
+    def join(self, way: Path, *, again: bool = False) -> None:
+        """Let a queue wait: nodes that were idle are lifted.
+
+        `again`: it has waited all the time and is only listed anew; nodes that are known stay.
+        """
         parent = ROOT
         for step in way:
             key = step.key
             count = self.waiting.get(key, 0)
-            if not count:
+            if not count and not (again and key in self.counters):
                 self._lift(parent, step)
             self.waiting[key] = count + 1
             parent = key
