@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import ChunkedPrefill, PrefillFirst
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
@@ -20,6 +20,7 @@ from tests.replica.scenes import (
     TABLE,
     ByDeadline,
     ByHour,
+    Moody,
     Silent,
     drain,
     engine,
@@ -42,6 +43,9 @@ POLICIES: list[BatchingPolicy] = [
     ByDeadline(),
     ByHour(),
     Silent(),
+    PrefillFirst(token_budget=100),
+    PrefillFirst(token_budget=300, running_limit=3),
+    Moody(),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
