@@ -180,11 +180,6 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def _running(self) -> Iterator[Stream]:
-        """Yield the streams with a slot."""
-        yield from self.decodes.values()
-        yield from self.prefills
-
     def _lookup(self, stream: Stream) -> Match:
         """Return what the prefix cache has of a stream; one token at least must be computed."""
         pool, limit = self.pool, stream.prefix_blocks
@@ -214,6 +209,11 @@ class Batch:
             stream.extent = self.pool.share(extent, stream.job.prefix, blocks)
 
     # Preemption -------------------------------------------------------------------------------
+
+    def _running(self) -> Iterator[Stream]:
+        """Yield the streams with a slot."""
+        yield from self.decodes.values()
+        yield from self.prefills
 
     def _victim(self) -> Stream:
         """Return the running stream that the policy gives up first."""
