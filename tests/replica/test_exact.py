@@ -51,6 +51,7 @@ POLICIES: list[BatchingPolicy] = [
 RULES = [
     NO_RULES,
     NO_RULES,
+    NO_RULES,
     Rules(reserve=Reserve.WHOLE, capacity=Tokens(500)),
     Rules(reserve=Reserve.PEAK, capacity=Tokens(420)),
     Rules(reserve=Reserve.PEAK, capacity=Tokens(320), admit_every=10),
@@ -196,7 +197,7 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     preemptions = hits = 0
-    for seed in range(150):
+    for seed in range(220):
         rng = Random(seed)
         profile, policy, rules = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(RULES)
         noise_ppm = rng.choice([0, 80_000])
