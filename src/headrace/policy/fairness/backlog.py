@@ -125,7 +125,7 @@ class Backlog(Struct):
     size: int = 0
     work_ns: int = 0
 
-    def add(
+    def add(  # noqa: PLR0913  where, what and under which rules
         self,
         order: Order,
         shares: Shares,
