@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import (
+    ChunkedPrefill,
+    DecodeFirst,
+    DynamicChunk,
+    PacedPrefill,
+)
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
@@ -35,6 +40,10 @@ PROFILES = [
     small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
 ]
 POLICIES: list[BatchingPolicy] = [
+    PacedPrefill(),
+    PacedPrefill(step_ms=6.8, least_tokens=1, lend_gap_ms=15.0, token_budget_max=90),
+    DecodeFirst(token_budget=100),
+    DynamicChunk(running_limit=5),
     ChunkedPrefill(),
     ChunkedPrefill(chunk_limit=20),
     ByDeadline(),

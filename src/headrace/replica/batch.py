@@ -138,7 +138,7 @@ class Batch:
             stream = waiting.head()
             if stream is None:
                 break
-            found = self._lookup(stream)
+            found = self.lookup(stream)
             cached = found.blocks * BLOCK_TOKENS
             chunk = min(stream.target - cached, left, limit)
             need = blocks_for(cached + chunk) - found.blocks
@@ -155,7 +155,7 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def _lookup(self, stream: Stream) -> Match:
+    def lookup(self, stream: Stream) -> Match:
         """Return what the prefix cache has of a stream; one token at least must be computed."""
         pool, limit = self.pool, stream.prefix_blocks
         if not limit:

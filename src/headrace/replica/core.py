@@ -15,6 +15,7 @@ from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
 from headrace.replica.batch import Batch
+from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.segment import least_steps, total
@@ -357,6 +358,7 @@ class Replica:
             prefill_tokens=Tokens(batch.backlog),
             free_blocks=Blocks(pool.free + pool.evictable),
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+            fronts=fronts(batch),
         )
 
     def _matters(self, newcomer: Stream) -> bool:

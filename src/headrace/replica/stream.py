@@ -1,5 +1,6 @@
 """One attempt inside the engine, and the queue of those that wait for a slot."""
 
+from collections.abc import Iterator
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -133,6 +134,18 @@ class WaitingQueue:
                 return stream
             heappop(heap)
         return None
+
+    def first(self) -> Iterator[Stream]:
+        """Yield the streams in order, each as cheaply as the depth of a heap allows."""
+        heap = self._heap
+        near = [(heap[0], 0)] if heap else []
+        while near:
+            item, at = heappop(near)
+            if item[2].phase is Phase.WAITING:
+                yield item[2]
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heappush(near, (heap[child], child))
 
     def pop(self) -> None:
         """Remove the head, which gets a slot."""
