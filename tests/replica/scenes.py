@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
 from headrace.model.profile import DecodeFit, MixedFit, Profile
+from headrace.model.table import TableFit
 from headrace.policy.batching.knobs import (
     BatchingPolicy,
     BatchView,
@@ -28,6 +29,14 @@ FLAT_DECODE = DecodeFit(a_ms=5.0, c_ms=0.0, d_ms=0.0)
 FLAT_MIXED = MixedFit(a_ms=5.0, knee=100_000, b_ms=0.001, c_ms=0.0, d_ms=0.0, e_ms=0.0)
 # Steps grow by some ps only, and are not whole ns.
 SLOW_GROWTH = DecodeFit(a_ms=4.999_999_7, c_ms=0.0, d_ms=1.3e-7)
+# Stairs with a kink inside every budget of these tests; a step that decodes costs more by itself.
+TABLE = TableFit(
+    points=((1, 3.1), (6, 3.3), (17, 6.5), (40, 6.9), (90, 15.0)),
+    h_ms=0.6,
+    c_ms=0.0053,
+    d_ms=8.1e-5,
+    e_ms=3.1e-6,
+)
 
 
 def small(
@@ -37,6 +46,7 @@ def small(
     running: int = 8,
     decode: DecodeFit = DECODE,
     mixed: MixedFit = MIXED,
+    table: TableFit | None = None,
 ) -> Profile:
     """Return a profile with `blocks` of KV."""
     return Profile(
@@ -50,8 +60,9 @@ def small(
         token_budget=budget,
         reference_batch=1,
         reference_context=Tokens(16),
-        decode=decode,
-        mixed=mixed,
+        decode=None if table else decode,
+        mixed=None if table else mixed,
+        table=table,
     )
 
 

@@ -22,6 +22,7 @@ from tests.replica.scenes import (
     FLAT_MIXED,
     MIXED,
     SLOW_GROWTH,
+    TABLE,
     ByDeadline,
     ByHour,
     Silent,
@@ -38,6 +39,7 @@ PROFILES = [
     small(40, budget=24, running=3),
     small(30, decode=FLAT_DECODE, mixed=FLAT_MIXED),
     small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
+    small(40, table=TABLE),
 ]
 POLICIES: list[BatchingPolicy] = [
     PacedPrefill(),
