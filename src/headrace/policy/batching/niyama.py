@@ -1,9 +1,9 @@
 """The largest budget of a grid whose step the decodes can bear, after Niyama: for comparison.
 
-From its published code (EuroSys 2026, "Niyama: Breaking the Silos of LLM Inference Serving"): the
-grid, the reserve of a fifth, the smaller grid when KV is short, and the order by deadline and
-length. Not taken over: it counts slack from the deadline of each token since the request came, here
-it is the tightest ITL bound, by which gaps are judged; and requests are relegated by the gateway.
+From the published code of Niyama (ASPLOS 2026): the grid, the reserve of a fifth, the smaller grid when
+KV is short, and the order by deadline and length. Not taken over: it counts slack from the deadline of
+each token since the request came, here it is the tightest ITL bound, by which gaps are judged; and
+requests are relegated by the gateway.
 """
 
 from typing import Annotated
@@ -14,8 +14,8 @@ from headrace.policy.batching.knobs import ONE_STEP, BatchView, Entry, Key, Knob
 from headrace.policy.batching.steps import Steps, idle
 from headrace.units import BLOCK_TOKENS, NS_PER_MS, PS_PER_NS
 
-_GRID = (128, *range(256, 2_049, 256), 2_552)
-_SHORT_OF_KV = (128, 256, 384, 512)
+_GRID: tuple[int, ...] = (128, *range(256, 2_049, 256), 2_552)
+_SHORT_OF_KV: tuple[int, ...] = (128, 256, 384, 512)
 _SHORT_BELOW = 32_000  # tokens free
 
 
@@ -54,5 +54,8 @@ def _budget(view: BatchView) -> int:
     if view.tightest_gap_ns is None:
         return grid[-1]
     limit = view.tightest_gap_ns * PS_PER_NS * 5 // 6
-    tokens = Steps(view).most_within(limit, grid[-1] - view.decodes)
+    steps = Steps(view)
+    tokens = steps.most_within(limit, grid[-1] - view.decodes)
+    if tokens == steps.tokens:
+        return grid[-1]  # there is no more to compute than fits
     return max((total for total in grid if total <= view.decodes + tokens), default=grid[0])
