@@ -60,5 +60,7 @@ async def test_emulated_engines_fill_their_steps_as_configured() -> None:
     made.submit(call(2))
     clock.run(10 * NS_PER_MS)
     made.poll()
-    assert (ear.reports[0].running, ear.reports[0].waiting) == (1, 1)
-    assert 900 < ear.reports[0].waiting_prefill_tokens < 1_000
+    (report,) = ear.reports
+    assert (report.running, report.waiting) == (1, 1)
+    assert report.waiting_prefill_tokens is not None
+    assert 900 < report.waiting_prefill_tokens < 1_000

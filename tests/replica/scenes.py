@@ -195,6 +195,32 @@ class ByHour(Struct, frozen=True):
         return (entry.prompt_tokens,)
 
 
+class Moody(Struct, frozen=True):
+    """Whole prompts alone for a while, then chunks beside decodes, and so on."""
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return knobs that hold to the next turn."""
+        turn = view.now // (30 * NS_PER_MS)
+        return Knobs(
+            token_budget=70 if turn % 2 else 24,
+            running_limit=6,
+            mixed=turn % 2 == 0,
+            holds=Holds(
+                max_steps=9,
+                until=InstantNs((turn + 1) * 30 * NS_PER_MS),
+                breaks_on=Break.NOTHING,
+            ),
+        )
+
+    def waiting_key(self, entry: Entry) -> Key:
+        """Order by length."""
+        return (entry.prompt_tokens,)
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Preempt the latest deadline."""
+        return (entry.deadline,)
+
+
 class Silent(Struct, frozen=True):
     """Says nothing about how long its knobs hold; they follow what is free and running."""
 

@@ -13,6 +13,7 @@ from headrace.policy.batching import (
     DecodeFirst,
     DynamicChunk,
     PacedPrefill,
+    PrefillFirst,
 )
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.replica.core import Replica
@@ -25,6 +26,7 @@ from tests.replica.scenes import (
     TABLE,
     ByDeadline,
     ByHour,
+    Moody,
     Silent,
     drain,
     engine,
@@ -51,6 +53,9 @@ POLICIES: list[BatchingPolicy] = [
     ByDeadline(),
     ByHour(),
     Silent(),
+    PrefillFirst(token_budget=100),
+    PrefillFirst(token_budget=300, running_limit=3),
+    Moody(),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from headrace.model.table import TableFit
 from headrace.plane.journal import Differs, Verified, verify
+from headrace.policy.batching import ChunkedPrefill, PrefillFirst
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
 from headrace.sim.swarm import draw
@@ -34,6 +36,24 @@ def test_a_drawn_world_is_the_same_step_by_step(seed: int) -> None:
     slow = run(drawn.scenario, seed, rows, check=False, fast_forward=False)
     both(fast, slow)
     assert isinstance(verify(fast.segments), Verified)
+
+
+STAIRS = TableFit(
+    points=((1, 13.2), (64, 13.4), (80, 14.9), (160, 19.5), (512, 33.2), (2_048, 109.7)),
+    h_ms=0.6,
+    c_ms=0.0053,
+    d_ms=8.1e-5,
+    e_ms=3.1e-6,
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_prompts_and_measured_steps_are_the_same_step_by_step(seed: int) -> None:
+    stairs = replace(profile(), decode=None, mixed=None, table=STAIRS)
+    drawn, whole = draw(seed, stairs if seed % 3 else profile())
+    batching = PrefillFirst() if seed % 2 else ChunkedPrefill()
+    one, rows = replace(drawn.scenario, batching=batching), whole[:ROWS]
+    both(run(one, seed, rows, check=False), run(one, seed, rows, check=False, fast_forward=False))
 
 
 def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:

@@ -199,7 +199,7 @@ class Replica:
         self._split(now)
         return Totals(
             busy_ps=Ps(self._busy),
-            steps=self._batch.steps,
+            steps=self._batch.rounds,
             tokens_made=Tokens(self._batch.tokens_made),
             prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
             preemptions=self._batch.preemptions,
@@ -264,7 +264,7 @@ class Replica:
     def _pass(self, done: int) -> None:
         """Let the first steps of the segment be over."""
         batch, alpha, beta = self._batch, self._alpha, self._beta
-        if batch.decodes:
+        if batch.decodes and not batch.standing:
             batch.gaps.note(self._start, alpha, beta, done)
         batch.pass_steps(done, last=done == self._left)
         span = total(alpha, beta, done)
@@ -289,18 +289,20 @@ class Replica:
     def _price(self) -> None:
         """Set the time of the planned step, and by how much each repetition is longer."""
         batch = self._batch
-        if self._noise_ppm and batch.steps // STRETCH_STEPS != self._stretch:
-            self._stretch = batch.steps // STRETCH_STEPS
+        if self._noise_ppm and batch.rounds // STRETCH_STEPS != self._stretch:
+            self._stretch = batch.rounds // STRETCH_STEPS
             costs = self.profile.costs
             self._costs = noisy(costs, self._noise_seed, self._stretch, self._noise_ppm)
-        costs, decodes = self._costs, len(batch.decodes)
+        costs, decodes, context = self._costs, len(batch.decodes), batch.context
+        if batch.standing:
+            decodes = context = 0
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
             tokens += chunk
             span += chunk * (2 * stream.pos + chunk)
             squares += chunk * chunk
         assert tokens or decodes, "a plan of nothing"
-        self._alpha = costs.step_ps(decodes, batch.context, tokens, span)
+        self._alpha = costs.step_ps(decodes, context, tokens, span)
         if tokens:
             self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
         else:
@@ -313,7 +315,7 @@ class Replica:
             return 1
         most = self._hold_steps
         if self._noise_ppm:
-            most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
+            most = min(most, STRETCH_STEPS - batch.rounds % STRETCH_STEPS)
         steps = batch.steps_alike(most)
         if steps > 1 and self._hold_until < _NEVER:
             span = self._hold_until - self._start

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.policy.batching.knobs import ONE_STEP, BatchView, Entry, Key, Knobs
+from headrace.policy.batching.knobs import ONE_STEP, BatchView, Entry, Key, Knobs, arrival
 from headrace.policy.batching.steps import Steps, idle
 from headrace.units import BLOCK_TOKENS, NS_PER_MS, PS_PER_NS
 
@@ -45,7 +45,7 @@ class DynamicChunk(
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
 
 
 def _budget(view: BatchView) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.policy.batching.knobs import BatchView, Entry, Key, Knobs
+from headrace.policy.batching.knobs import BatchView, Entry, Key, Knobs, arrival
 from headrace.policy.batching.steps import Steps, idle
 from headrace.units import MICRO, NS_PER_MS, PS_PER_NS, ps_from_ms
 
@@ -65,11 +65,11 @@ class PacedPrefill(
 
     def waiting_key(self, entry: Entry) -> Key:
         """Order by arrival; what the gateway relegated goes behind all the rest."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
 
     def _fill(self, steps: Steps, view: BatchView, pace_ps: int) -> int:
         """Return the prompt tokens of a step of at most `pace_ps`, and never none."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.policy.batching.knobs import BatchView, Break, Entry, Holds, Key, Knobs
+from headrace.policy.batching.knobs import BatchView, Break, Entry, Holds, Key, Knobs, arrival
 
 _DECODING = Holds(max_steps=None, breaks_on=Break.END | Break.PREEMPTION)
 _PROMPTS = Holds(max_steps=None, breaks_on=Break.FIRST_TOKEN)
@@ -35,8 +35,8 @@ class DecodeFirst(
 
     def waiting_key(self, entry: Entry) -> Key:
         """Order by arrival; what the gateway relegated goes behind all the rest."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
