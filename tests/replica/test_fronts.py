@@ -4,11 +4,11 @@ from random import Random
 
 from msgspec import Struct
 
+from headrace.config.profiles import load_profile
 from headrace.model.profile import Profile
-from headrace.policy.batching import PacedPrefill
+from headrace.policy.batching import ChunkedPrefill, PacedPrefill
 from headrace.policy.batching.knobs import (
     FRONT_PROMPTS,
-    FRONT_TOKENS,
     BatchingPolicy,
     BatchView,
     Entry,
@@ -17,8 +17,19 @@ from headrace.policy.batching.knobs import (
 )
 from headrace.policy.batching.steps import Steps
 from headrace.replica.core import Replica
-from headrace.units import PS_PER_NS, InstantNs
-from tests.replica.scenes import CHUNK, TABLE, ByDeadline, Silent, drain, engine, job, small
+from headrace.units import NS_PER_MS, NS_PER_S, PS_PER_NS, InstantNs
+from tests.replica.scenes import (
+    CHUNK,
+    TABLE,
+    ByDeadline,
+    Silent,
+    drain,
+    engine,
+    first_tokens,
+    job,
+    ns,
+    small,
+)
 from tests.replica.test_exact import act, draw
 
 
@@ -162,5 +173,19 @@ def test_no_more_prompts_are_told_than_steps_compute() -> None:
     assert len(fronts(replica, witness)) == FRONT_PROMPTS
     replica = engine(small(60_000, running=2), witness)
     for attempt in range(20):
-        replica.submit(job(attempt, FRONT_TOKENS // 2 + 99, 500), InstantNs(0))
-    assert len(fronts(replica, witness)) == 2
+        replica.submit(job(attempt, 9_000, 500), InstantNs(0))
+    assert len(fronts(replica, witness)) == FRONT_PROMPTS, "none hides what is behind it"
+
+
+def test_an_urgent_prompt_overtakes_a_relegated_one_that_has_its_slot() -> None:
+    def took(policy: BatchingPolicy) -> tuple[int, int]:
+        replica = engine(load_profile("a100-8b-tp1"), policy)
+        replica.submit(job(0, 64_000, 9, relegated=True, bound_ms=80), InstantNs(0))
+        replica.submit(job(1, 400, 200, deadline=2 * NS_PER_S, bound_ms=80), ns(200))
+        replica.submit(job(2, 4_000, 9, deadline=3 * NS_PER_S, bound_ms=80), ns(700))
+        first = first_tokens(drain(replica))
+        return first[1].at, first[2].at
+
+    paced, chunked = took(PacedPrefill()), took(ChunkedPrefill())
+    assert paced[0] < 500 * NS_PER_MS < chunked[0]
+    assert paced[1] < 1_700 * NS_PER_MS < chunked[1]

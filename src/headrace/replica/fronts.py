@@ -3,7 +3,7 @@
 For policies that size a step by what it will compute. Changes nothing.
 """
 
-from headrace.policy.batching.knobs import FRONT_PROMPTS, FRONT_TOKENS, Front
+from headrace.policy.batching.knobs import FRONT_PROMPTS, Front
 from headrace.replica.batch import Batch
 from headrace.replica.stream import Phase, Stream
 from headrace.units import BLOCK_TOKENS, Tokens
@@ -13,23 +13,20 @@ def fronts(batch: Batch) -> tuple[Front, ...]:
     """Return the first prompts in the order in which a step computes them."""
     found: list[Front] = []
     seen: list[Stream] = []
-    tokens = 0
     for stream in batch.prefills:
-        if len(found) == FRONT_PROMPTS or tokens >= FRONT_TOKENS:
+        if len(found) == FRONT_PROMPTS:
             return tuple(found)
         if stream.phase is Phase.PREFILL:
             found.append(_front(stream, stream.pos))
             seen.append(stream)
-            tokens += stream.target - stream.pos
     for stream in batch.waiting.first():
-        if len(found) == FRONT_PROMPTS or tokens >= FRONT_TOKENS:
+        if len(found) == FRONT_PROMPTS:
             break
         cached = batch.lookup(stream).blocks * BLOCK_TOKENS
         if _grows(stream, cached, seen):
             break
         found.append(_front(stream, cached))
         seen.append(stream)
-        tokens += stream.target - cached
     return tuple(found)
 
 

@@ -107,9 +107,8 @@ def arrival(entry: Entry) -> Key:
 
 
 FRONT_PROMPTS = 16
-FRONT_TOKENS = 8_192
-"""How far a view tells prompts one by one: so many, or those that hold so many tokens. Several steps'
-worth, so that nothing is lost by leaving the rest to later steps."""
+"""How many prompts a view tells one by one: enough for several steps, so that nothing is lost by leaving
+the rest to later ones, and to see an urgent prompt behind long ones."""
 
 
 class Front(Struct, frozen=True, kw_only=True, gc=False):

@@ -31,9 +31,9 @@ class PacedPrefill(
     beside its reference batch, so that gaps are those of a fixed budget at its worst."""
     margin_percent: Annotated[float, Meta(ge=0, lt=100)] = 5.0
     """How far below the tightest ITL bound a step must stay. 5: step times are foreseen to 4 %."""
-    hurry_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 200.0
+    hurry_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 400.0
     """A prompt expected to end less than this before its deadline is in a hurry: steps may take
-    what the tightest ITL bound allows. 200: a few steps, for what arrives meanwhile."""
+    what the tightest ITL bound allows. 400: some five such steps, for what arrives meanwhile."""
     least_tokens: Annotated[int, Meta(ge=1)] = 32
     """Prompt tokens of a step even where none fit: prompts never starve. 32: they ride free on the
     reading of the weights."""
