@@ -18,6 +18,7 @@ from headrace.policy.batching.knobs import (
 )
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
 CHUNK = 32
@@ -100,7 +101,12 @@ def job(  # noqa: PLR0913
 
 
 def engine(
-    profile: Profile, policy: BatchingPolicy, *, jumps: bool = True, noise_ppm: int = 0
+    profile: Profile,
+    policy: BatchingPolicy,
+    *,
+    jumps: bool = True,
+    noise_ppm: int = 0,
+    rules: Rules = NO_RULES,
 ) -> Replica:
     """Return an idle engine."""
     return Replica(
@@ -111,6 +117,7 @@ def engine(
         noise_seed=7,
         noise_ppm=noise_ppm,
         fast_forward=jumps,
+        rules=rules,
     )
 
 

@@ -17,7 +17,8 @@ from headrace.policy.batching import (
 )
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.replica.core import Replica
-from headrace.units import InstantNs
+from headrace.replica.rules import NO_RULES, Reserve, Rules
+from headrace.units import InstantNs, Tokens
 from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
@@ -56,6 +57,15 @@ POLICIES: list[BatchingPolicy] = [
     PrefillFirst(token_budget=100),
     PrefillFirst(token_budget=300, running_limit=3),
     Moody(),
+]
+RULES = [
+    NO_RULES,
+    NO_RULES,
+    NO_RULES,
+    Rules(reserve=Reserve.WHOLE, capacity=Tokens(500)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(420)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(320), admit_every=10),
+    Rules(admit_every=4),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
@@ -125,15 +135,20 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    rules=st.sampled_from(RULES),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
 @settings(max_examples=400)
 def test_jumps_equal_steps(
-    profile: Profile, policy: BatchingPolicy, noise_ppm: int, script: list[tuple[str, int, Any]]
+    profile: Profile,
+    policy: BatchingPolicy,
+    rules: Rules,
+    noise_ppm: int,
+    script: list[tuple[str, int, Any]],
 ) -> None:
-    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-    jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm, rules=rules), script)
+    jumped = play(engine(profile, policy, noise_ppm=noise_ppm, rules=rules), script)
     assert jumped == stepped
 
 
@@ -192,13 +207,14 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     preemptions = hits = 0
-    for seed in range(150):
+    for seed in range(220):
         rng = Random(seed)
-        profile, policy = rng.choice(PROFILES), rng.choice(POLICIES)
+        profile, policy, rules = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(RULES)
         noise_ppm = rng.choice([0, 80_000])
         script = draw(rng)
-        stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-        jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+        slow = engine(profile, policy, jumps=False, noise_ppm=noise_ppm, rules=rules)
+        stepped = play(slow, script)
+        jumped = play(engine(profile, policy, noise_ppm=noise_ppm, rules=rules), script)
         assert jumped == stepped, f"{seed=}"
         preemptions += jumped[-2].preemptions
         hits += jumped[-2].prefix_tokens_hit

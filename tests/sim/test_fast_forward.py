@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from headrace.model.table import TableFit
 from headrace.plane.journal import Differs, Verified, verify
 from headrace.policy.batching import ChunkedPrefill, PrefillFirst
+from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
 from headrace.sim.swarm import draw
@@ -52,8 +53,12 @@ def test_whole_prompts_and_measured_steps_are_the_same_step_by_step(seed: int) -
     stairs = replace(profile(), decode=None, mixed=None, table=STAIRS)
     drawn, whole = draw(seed, stairs if seed % 3 else profile())
     batching = PrefillFirst() if seed % 2 else ChunkedPrefill()
+    rules = (
+        Rules(reserve=Reserve.WHOLE, capacity=stairs.kv_capacity_tokens) if seed % 5 else NO_RULES
+    )
     one, rows = replace(drawn.scenario, batching=batching), whole[:ROWS]
-    both(run(one, seed, rows, check=False), run(one, seed, rows, check=False, fast_forward=False))
+    fast = run(one, seed, rows, check=False, rules=rules)
+    both(fast, run(one, seed, rows, check=False, fast_forward=False, rules=rules))
 
 
 def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:

@@ -8,6 +8,7 @@ and computes them again later. A step with a preemption starts nobody.
 Knows steps and tokens, no time but the instant that a boundary has; `core` holds the clock.
 """
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from headrace.policy.batching.knobs import BatchingPolicy, Break, Key, Knobs
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished, FirstTokenMade
 from headrace.replica.kv import KvPool, Match
+from headrace.replica.rules import Door, Rules, whole
 from headrace.replica.stream import Phase, Stream, WaitingQueue
 from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
 
@@ -31,15 +33,15 @@ class Batch:
     """The streams with a slot, those that wait for one, and the KV they hold."""
 
     __slots__ = (
-        "_doomed", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed", "closed",
-        "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
+        "_doomed", "_door", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed",
+        "closed", "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
         "prefix_hit", "prefix_queried", "prompt_tokens_computed", "rounds", "standing", "steps",
         "streams", "tokens_made", "unreported", "waiting",
     )  # fmt: skip
 
-    def __init__(self, blocks: int, policy: BatchingPolicy) -> None:
+    def __init__(self, blocks: int, policy: BatchingPolicy, rules: Rules) -> None:
         """Start empty, with `blocks` of KV."""
-        self._policy = policy
+        self._policy, self._door = policy, Door(rules)
         self.pool = KvPool(blocks)
         self.waiting = WaitingQueue(policy)
         self.gaps = GapLog()
@@ -97,7 +99,8 @@ class Batch:
         if self.prefills:
             left = self._go_on(knobs, left, now)
         self.preempted = self.preemptions > before
-        if self.waiting.count and not self.preempted:
+        idle = not (self.decodes or self.prefills)
+        if self.waiting.count and not self.preempted and self._door.opens(self.steps, idle=idle):
             left = self._start(knobs, left)
         self.standing = not knobs.mixed and bool(self.plan)
         if self.standing:
@@ -106,7 +109,9 @@ class Batch:
             self._grant(now)
             self.preempted = self.preemptions > before
         running = len(self.decodes) + len(self.prefills)
-        self.closed = left <= 0 or running >= knobs.running_limit
+        self.closed = (
+            left <= 0 or running >= knobs.running_limit or self._door.rules.admit_every > 1
+        )
 
     def _grant(self, now: InstantNs) -> None:
         """Give the decodes their blocks of the planned step, preempting for them."""
@@ -156,7 +161,7 @@ class Batch:
         slots = knobs.running_limit - len(self.decodes) - len(self.prefills)
         while left > 0 and slots > 0:
             stream = waiting.head()
-            if stream is None:
+            if stream is None or not self._door.allows(stream, self._running(), self.steps):
                 break
             found = self.lookup(stream)
             cached = found.blocks * BLOCK_TOKENS
@@ -192,6 +197,7 @@ class Batch:
             self.prefix_queried += stream.target
             self.prefix_hit += cached
         self.prefills.append(stream)
+        self._door.promised += whole(stream.job)
         self.backlog -= cached
         self.changed |= _START
 
@@ -204,6 +210,11 @@ class Batch:
 
     # Preemption -------------------------------------------------------------------------------
 
+    def _running(self) -> Iterator[Stream]:
+        """Yield the streams with a slot."""
+        yield from self.decodes.values()
+        yield from self.prefills
+
     def _victim(self) -> Stream:
         """Return the running stream that the policy gives up first."""
 
@@ -215,7 +226,7 @@ class Batch:
                 made += self.steps - stream.join_step
             return self._policy.victim_key(stream.entry(computed, made)), stream.serial
 
-        return max((*self.decodes.values(), *self.prefills), key=rank)
+        return max(self._running(), key=rank)
 
     def _squeeze(self, stream: Stream, need: int, now: InstantNs) -> int:
         """Preempt until a prompt has its blocks or is itself preempted; return tokens regained."""
@@ -263,6 +274,7 @@ class Batch:
             heappop(ends)
         if ends:
             most = min(most, ends[0][0] - self.steps)
+        most = self._door.steps_alike(self.steps, most, waiting=self.waiting.count > 0)
         tokens = everyone = len(self.decodes)
         for stream, chunk in self.plan:
             most = min(most, (stream.target - stream.pos - 1) // chunk)
@@ -398,6 +410,7 @@ class Batch:
     def _vacate(self, stream: Stream, now: InstantNs) -> None:
         """Free a running stream's slot and blocks; its prefix stays as cache."""
         job = stream.job
+        self._door.promised -= whole(job)
         if job.attempt in self.decodes:
             computed = self._computed(stream)
             blocks: int = blocks_for(computed + self._granted)
@@ -452,6 +465,7 @@ class Batch:
             assert stream.pos < stream.target
             held += stream.blocks - stream.extent.end
             backlog += stream.target - stream.pos
+        assert self._door.promised == sum(whole(stream.job) for stream in self._running())
         waiting = [each for each in self.streams.values() if each.phase is Phase.WAITING]
         assert len(waiting) == self.waiting.count
         assert backlog + sum(stream.target for stream in waiting) == self.backlog

@@ -18,6 +18,7 @@ from headrace.replica.batch import Batch
 from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
 from headrace.units import (
@@ -50,10 +51,12 @@ class Replica:
         noise_ppm: int = 0,
         fast_forward: bool = True,
         max_waiting: int = 100_000,
+        rules: Rules = NO_RULES,
     ) -> None:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
         self.name, self.incarnation, self.profile = name, incarnation, profile
@@ -62,7 +65,8 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
-        self._batch = Batch(self._blocks, batching)
+        self._rules = rules
+        self._batch = Batch(self._blocks, batching, rules)
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -87,7 +91,8 @@ class Replica:
         assert attempt not in batch.streams, f"submitted twice: {attempt=}"
         need = blocks_for(job.prompt_tokens + job.output_tokens - 1)
         reason = None
-        if need > self._blocks:
+        held = job.prompt_tokens, job.output_tokens
+        if need > self._blocks or not self._rules.allow(sum(held), (held,)):
             reason = Refusal.NEVER_FITS
         elif batch.waiting.count >= self._max_waiting:
             reason = Refusal.QUEUE_FULL
