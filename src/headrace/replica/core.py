@@ -17,6 +17,7 @@ from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
 from headrace.policy.fairness.vtc import Rates, Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.batch import Batch
+from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
@@ -382,6 +383,7 @@ class Replica:
             prefill_tokens=Tokens(batch.backlog),
             free_blocks=Blocks(pool.free + pool.evictable),
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+            fronts=fronts(batch),
         )
 
     def _matters(self, newcomer: Stream, now: InstantNs) -> bool:

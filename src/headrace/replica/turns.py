@@ -6,6 +6,8 @@ Where a request brings the counters of the gateway, the greater of the two stand
 across both levels).
 """
 
+from collections.abc import Iterator
+
 from headrace.model.ids import ClassName
 from headrace.model.paths import Path
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
@@ -86,6 +88,11 @@ class Turns:
         turn = backlog.next_turn(self._order, self._shares, NONE)
         assert turn is not None, "somebody waits"
         return self._streams[turn.request]
+
+    def first(self) -> Iterator[Stream]:
+        """Yield waiting streams in the order in which they would start, as far as that is known."""
+        for serial in self._backlog.in_line(self._order, self._shares):
+            yield self._streams[serial]
 
     def take(self, stream: Stream, now: InstantNs) -> None:
         """Take a stream out that gets its slot or is over."""
