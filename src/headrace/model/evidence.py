@@ -114,6 +114,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """Prefill time of the tokens the count may be short of."""
     tenant_counter: int
     least_counter: int
+    cost: str
+    """Revision of what counters count, which is their unit; empty: none was looked at."""
     own_queued: int
     own_queue_bound: int
     ready: int
@@ -134,6 +136,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     gap_ns: DurationNs
     tenant_counter: int
     least_counter: int
+    cost: str
+    """Revision of what counters count, which is their unit."""
     lent: bool
     """The turn was lent by a tenant that can wait."""
     patient: bool

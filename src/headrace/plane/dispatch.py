@@ -135,6 +135,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         gap_ns=live.bounds.gap_ns,
         tenant_counter=counter,
         least_counter=counter if least is None else ledger.counter(model, least),
+        cost=settings.prices[model].revision,
         lent=turn.lent,
         patient=turn.patient,
         replicas=views,

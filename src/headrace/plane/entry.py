@@ -156,6 +156,7 @@ class _Asked:
             input_margin_ns=short,
             tenant_counter=counter,
             least_counter=floor,
+            cost=settings.prices[self.model].revision,
             own_queued=own_queued,
             own_queue_bound=self.class_spec.tenant_queue,
             ready=ready,

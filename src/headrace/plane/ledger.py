@@ -11,7 +11,8 @@ from msgspec import Struct
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
-from headrace.policy.fairness.vtc import Price, lifted, share
+from headrace.policy.fairness.costs import Price
+from headrace.policy.fairness.vtc import lifted, share
 from headrace.units import (
     NS_PER_S,
     Blocks,

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.plane.ranked import Ranked
 from headrace.policy.contracts import Order
-from headrace.policy.fairness.vtc import Price
+from headrace.policy.fairness.costs import Price
 from headrace.units import InstantNs
 
 TIED = 64
