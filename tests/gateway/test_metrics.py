@@ -15,8 +15,11 @@ from headrace.model.decision import Reason
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import ReplicaDown
 from headrace.model.ids import ClassName, TenantId
+from headrace.model.price import PriceSpec
 from headrace.model.slo import Outcome
 from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.fairness.costs import MoneyCost, revision
+from headrace.policy.fairness.vtc import Vtc
 from headrace.ports.engine import Ending
 from headrace.units import NS_PER_MS, NS_PER_S, REQUEST_TOKENS_MAX, Blocks, Tokens
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed, value
@@ -240,6 +243,19 @@ async def test_tenants_beyond_the_bound_are_added_up_as_other() -> None:
     assert value(found, "headrace_rejected_requests_total", **other, reason="request_rate") == 1
     assert value(found, "headrace_ended_requests_total", **other, outcome="success") == 2
     assert value(found, "headrace_tenant_virtual_service", model="m", tenant="other") is None
+    gateway.finish()
+
+
+async def test_the_revision_of_the_cost_is_a_label_of_what_it_counts() -> None:
+    listed = MoneyCost(as_of="2025-01", price=PriceSpec(input=2.0, output=8.0))
+    gateway = Managed(config=replace(deployment(), fairness=Vtc(cost=listed)))
+    answer = (await gateway.ask(max_tokens=4).done()).json
+    given, made = (answer["usage"][name] for name in ("prompt_tokens", "completion_tokens"))
+    found = await gateway.scrape()
+    cost = revision(listed)
+    assert value(found, "headrace_policy_info", cost=cost) == 1
+    spent = value(found, "headrace_tenant_virtual_service", model="m", tenant="free", cost=cost)
+    assert spent == 2_000 * given + 8_000 * made, "billionths of a dollar, by the engine's count"
     gateway.finish()
 
 

@@ -130,7 +130,10 @@ FAMILIES: dict[str, Family] = {
         _QUEUE,
     ),
     "tenant_virtual_service": Family(
-        _G, "Service charged to a tenant, in millionths of an input token by weight.", _TENANT
+        _G,
+        "Service charged to a tenant by weight, in the unit of the cost that counts; another "
+        "revision of the cost starts anew.",
+        (*_TENANT, "cost"),
     ),
     "tenant_queued_requests": Family(_G, "A tenant's requests that wait.", _TENANT),
     "tenant_queued_work_seconds": Family(_G, "A tenant's predicted work that waits.", _TENANT),
@@ -183,7 +186,7 @@ FAMILIES: dict[str, Family] = {
     "policy_info": Family(
         _G,
         "1, with what the policy is called.",
-        ("revision", "mode", "wait", "ordering", "goodput_formula"),
+        ("revision", "mode", "wait", "ordering", "cost", "goodput_formula"),
     ),
     "build_info": Family(_G, "1, with the version.", ("version",)),
     "journal_dropped_frames": Family(

@@ -11,9 +11,10 @@ from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import EmulatorSpec, PriceSpec, Settings, UpstreamSpec
+from headrace.config.schema import EmulatorSpec, Settings, UpstreamSpec
 from headrace.model.deployment import PoolSpec
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
+from headrace.model.price import PriceSpec
 from headrace.ports.clock import Clock
 from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica

@@ -25,6 +25,7 @@ from headrace.model.slo import FORMULA_REVISION
 from headrace.plane.accounts import Tally
 from headrace.plane.core import Plane
 from headrace.plane.machine import Resolved
+from headrace.policy.fairness.costs import revision
 from headrace.ports.clock import Clock
 from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
 
@@ -179,11 +180,15 @@ class Metrics:
 
     def _tenants(self, sheet: Sheet, labels: Labels) -> None:
         """Show counters and what waits; what has no label of its own is added up."""
-        state = self._driver.plane.state
+        plane = self._driver.plane
+        state, prices = plane.state, plane.settings.prices
         for model in state.ledger.shares:
+            if model not in prices:  # it has no pool any more
+                continue
+            cost = prices[model].revision
             for tenant in labels.tenants():  # counters of others cannot be added up
-                value = virtual_service(self._driver.plane, model, tenant)
-                sheet.put_known("tenant_virtual_service", value, model, tenant)
+                value = virtual_service(plane, model, tenant)
+                sheet.put_known("tenant_virtual_service", value, model, tenant, cost)
         for model, known in state.models.items():
             for pool, rate in known.rates.items():
                 sheet.put("work_rate", rate.micro() / MICRO, model, pool)
@@ -233,7 +238,8 @@ class Metrics:
         sheet.put("policy_revision", driver.revision)
         gates = config.admission
         ordering = str(config.ordering.__struct_config__.tag)
-        called = (str(driver.revision), gates.mode, gates.wait, ordering, FORMULA_REVISION)
+        cost = revision(config.fairness.cost)
+        called = (str(driver.revision), gates.mode, gates.wait, ordering, cost, FORMULA_REVISION)
         sheet.put("policy_info", 1, *called)
         sheet.put("build_info", 1, __version__)
         sheet.put("admin_denied", sources.denied())

@@ -12,8 +12,8 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.model.paths import Path
+from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
-from headrace.policy.fairness.vtc import Price
 from headrace.units import (
     NS_PER_S,
     Blocks,

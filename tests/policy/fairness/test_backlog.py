@@ -8,9 +8,8 @@ from msgspec import Struct
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.policy.contracts import Order
 from headrace.policy.fairness.backlog import LOOKED_AT, NONE, Backlog
-from headrace.policy.fairness.vtc import Rates
 from headrace.policy.ordering.orders import Fifo, TenantFirst
-from headrace.units import PS_PER_NS, InstantNs
+from headrace.units import InstantNs
 from tests.plane.scenes import S
 
 ORDER = TenantFirst()
@@ -273,7 +272,7 @@ def test_a_lenders_weight_counts_once_it_competes_and_no_longer() -> None:
     assert queue.backlog.weights == {CHAT: 0}
 
 
-PRICE = Rates(uncached=1, cached=0, output=0, token_ps=PS_PER_NS)
+PRICE = Price("test", Linear(uncached=1))
 """One unit of service is one nanosecond."""
 
 
