@@ -88,6 +88,7 @@ def relist(
     for request in backlog.relegate(order, tenant, now):
         live = m.state.live[request]
         live.late = True
+        m.state.accounts.tally(tenant, live.slo_class).relegated += 1
         if not m.spec_of(live).expire:
             continue
         _take(m, model, known, live)
@@ -118,6 +119,7 @@ def _take(m: Machine, model: ModelName, known: ModelState, live: Live) -> None:
     )
     if emptied:
         m.state.ledger.leave_queue(model, live.request.tenant)
+        m.state.accounts.had(model, live.request.tenant).emptied += 1
 
 
 def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs) -> bool:
@@ -156,6 +158,8 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         placement=placement,
     )
     m.out.append(Decided(record))
+    if turn.lent:
+        m.state.accounts.tally(live.request.tenant, live.slo_class).lent += 1
     _book(m, known, live, placement, now)
     return True
 
@@ -280,6 +284,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
     counter = ledger.counter(live.model, request.tenant)
     ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
+    m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
     known.fleet.dispatches += 1

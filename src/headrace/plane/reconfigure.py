@@ -29,6 +29,7 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     if recost:
         for model, price in fresh.prices.items():
             state.ledger.rebase(model, price)
+            state.accounts.recost(model)
     state.config, state.source, state.revision = event.config, event.source, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)

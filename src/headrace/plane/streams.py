@@ -277,9 +277,13 @@ def _close(
     """Close a live request's flight and relist its tenant, whose counter it may have moved."""
     assert live.attempt is not None
     ledger, price = m.state.ledger, m.settings.prices[live.model]
+    flight, tenant = ledger.flights[live.attempt], live.request.tenant
     live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
+    served = flight.served(usage, live.made)
+    if any(served):
+        had = m.state.accounts.had(live.model, tenant)
+        had.add(served, price.service(*served), flight.charged)
     _changed(m, known, live)
-    tenant = live.request.tenant
     if tenant in known.backlog.tenants:
         counter = ledger.counter(live.model, tenant)
         known.backlog.refresh(m.settings.order, tenant, counter, m.state.now)
