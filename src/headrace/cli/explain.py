@@ -27,7 +27,9 @@ from headrace.report.story import (
     request_of_log,
 )
 
-Number = Annotated[int, Parameter(help="Id of a request; of a decision with --decision.")]
+Number = Annotated[
+    int, Parameter(name="ID", help="That of a request; of a decision with --decision.")
+]
 Journal = Annotated[Path | None, Parameter(help="A journal's folder, or one of its segment files.")]
 Log = Annotated[
     Path | None,
