@@ -34,6 +34,7 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     for model, price in fresh.prices.items():
         if before.get(model) != price:  # nor do the counters of a model that is back hold this unit
             state.ledger.rebase(model, price)
+            state.accounts.recost(model)
     state.config, state.source, state.revision = event.config, event.source, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)
