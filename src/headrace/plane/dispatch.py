@@ -71,8 +71,11 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
     return _place(m, known, live, turn, now)
 
 
-def enqueue(m: Machine, known: ModelState, live: Live) -> None:
-    """Let an admitted request wait; the caller must `relist` its queue before the next turn."""
+def enqueue(m: Machine, known: ModelState, live: Live, *, again: bool = False) -> None:
+    """Let an admitted request wait; the caller must `relist` its queue before the next turn.
+
+    `again`: it has waited all the time, under another configuration.
+    """
     request, arrived = live.request, live.entry.arrived_at
     starve_ns = m.starve_ns(live.slo_class)
     waiting = Waiting(
@@ -85,7 +88,7 @@ def enqueue(m: Machine, known: ModelState, live: Live) -> None:
         until=live.wait_until,
     )
     order, shares = m.settings.order, m.shares(live.model)
-    known.backlog.add(order, shares, live.way, request.tenant, live.slo_class, waiting)
+    known.backlog.add(order, shares, live.way, request.tenant, live.slo_class, waiting, again=again)
 
 
 def lapse(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None:
@@ -159,7 +162,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         placement=placement,
     )
     m.out.append(Decided(record))
-    _book(m, known, live, placement, now)
+    _book(m, known, live, turn, placement, now)
     return True
 
 
@@ -274,7 +277,9 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     )
 
 
-def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:
+def _book(
+    m: Machine, known: ModelState, live: Live, turn: Turn, placement: Placement, now: InstantNs
+) -> None:
     """Book an attempt and have it sent."""
     m.surveyed = NOT_SURVEYED  # what was seen before this booking is no longer so
     settings, ledger, request = m.settings, m.state.ledger, live.request
@@ -309,7 +314,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,
-            relegated=live.late,
+            relegated=turn.relegated,
             way=live.way,
             counters=counters,
             gap_ns=live.bounds.gap_ns,

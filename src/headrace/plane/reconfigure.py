@@ -102,7 +102,7 @@ def _relist(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> 
             tenant = settings.tenants[live.request.tenant]
             live.way = settings.way(tenant, live.slo_class, live.request.user)
             live.key, live.late = _key(m, live), False
-            dispatch.enqueue(m, known, live)
+            dispatch.enqueue(m, known, live, again=True)
     for queue in list(known.backlog.queues):
         dispatch.relist(m, model, known, queue, now)
     for replica in known.fleet.replicas.values():
