@@ -118,5 +118,6 @@ def test_a_dispatch_carries_all_that_an_engine_needs_to_order_by_our_rules() -> 
     made.arrive()
     sent = made.sent()[0]
     assert isinstance(sent, Dispatch)
-    assert (sent.tenant, sent.slo_class, sent.weight) == ("a", "interactive", 4)
-    assert (sent.deadline, sent.counter, sent.relegated) == (2 * S, 0, False)
+    assert (sent.tenant, sent.slo_class) == ("a", "interactive")
+    assert [(step.name, step.weight) for step in sent.way] == [("interactive", 4), ("a", 1)]
+    assert (sent.deadline, sent.counters, sent.relegated) == (2 * S, (0, 0), False)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from headrace.model.ids import Incarnation, RequestId, TenantId
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
-from headrace.policy.fairness.backlog import NONE, Backlog
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.fairness.backlog import NONE, Backlog
+from headrace.policy.fairness.shares import Shares
 from headrace.policy.routing.seconds import is_open
 from headrace.units import InstantNs
 
@@ -18,8 +19,8 @@ def hold(plane: Plane, now: InstantNs) -> None:
     live_and_books_agree(state)
     loads_are_their_flights(state)
     quotas_are_their_holds(state)
-    for known in state.models.values():
-        backlog_is_what_waits(known, state.live)
+    for model, known in state.models.items():
+        backlog_is_what_waits(known, state.ledger.shares[model], state.live)
         fleet_is_consistent(state, known)
     queued = {i for i, live in state.live.items() if live.phase is Phase.QUEUED}
     waiting = {i for known in state.models.values() for i in waits(known.backlog)}
@@ -32,8 +33,7 @@ def waits(backlog: Backlog) -> list[int]:
     """Return the requests that a backlog holds."""
     return [
         ident
-        for mine in backlog.tenants.values()
-        for queue in mine.classes.values()
+        for queue in backlog.queues.values()
         for ranked in (queue.ready, queue.late)
         for _, ident in ranked
     ]
@@ -93,38 +93,39 @@ def quotas_are_their_holds(state: PlaneState) -> None:
         parallel[hold_.tenant] += 1
     for tenant, quota in state.ledger.quotas.items():
         assert (quota.reserved, quota.parallel) == (reserved[tenant], parallel[tenant])
-    for book in state.ledger.counters.values():
-        assert all(value >= 0 for value in book.values.values())
+    for shares in state.ledger.shares.values():
+        assert all(value >= 0 for value in shares.counters.values())
 
 
-def backlog_is_what_waits(known: ModelState, live: Mapping[RequestId, Live]) -> None:
+def backlog_is_what_waits(
+    known: ModelState, shares: Shares, live: Mapping[RequestId, Live]
+) -> None:
     backlog = known.backlog
     assert backlog.size == len(waits(backlog)) == sum(backlog.queued.values())
-    assert backlog.work_ns == sum(
-        queue.work() for mine in backlog.tenants.values() for queue in mine.classes.values()
-    )
+    assert backlog.work_ns == sum(queue.work for queue in backlog.queues.values())
     work: Counter[str] = Counter()
-    weights: Counter[str] = Counter()
-    for mine in backlog.tenants.values():
-        for name, queue in mine.classes.items():
-            work[name] += queue.work()
-            weights[name] += mine.weight if queue.urgent else 0
+    below: Counter[str] = Counter()
+    leaves: Counter[str] = Counter()
+    for key, queue in backlog.queues.items():
+        assert queue.way[-1].key == key
+        assert queue.size > 0
+        assert queue.side is not None, "each waiting queue is listed"
+        work[queue.slo_class] += queue.work
+        for step in queue.way:
+            below[step.key] += queue.work
+            leaves[step.key] += 1
     assert Counter(backlog.work) == work
-    assert Counter(backlog.weights) == weights, "those of tenants that compete"
-    listed: list[tuple[str, str]] = []
-    for urgent, listing in ((True, backlog.urgent), (False, backlog.lending)):
-        for slo_class, ranked in listing.items():
-            for turn, tenant in ranked:
-                queue = backlog.tenants[TenantId(tenant)].classes[slo_class]
-                assert (queue.turn, queue.urgent) == (turn, urgent)
-                listed.append((tenant, slo_class))
-    there = [(tenant, name) for tenant, mine in backlog.tenants.items() for name in mine.classes]
-    assert sorted(listed) == sorted(there), "each waiting class of a tenant is listed once"
-    changes = {tenant: when for when, tenant in backlog.changes}
-    for tenant, mine in backlog.tenants.items():
-        assert mine.count == sum(q.ready.size + q.late.size for q in mine.classes.values()) > 0
-        assert changes.get(tenant) == mine.change_at
-    assert set(changes) <= set(backlog.tenants)
+    assert Counter(shares.work) == below
+    assert Counter(shares.waiting) == leaves
+    changes = {key: when for when, key in backlog.changes}
+    assert changes == {
+        key: queue.change_at for key, queue in backlog.queues.items() if queue.change_at is not None
+    }
+    assert set(backlog.slots) == set(waits(backlog))
+    for request, waiting in backlog.slots.items():
+        one = live[RequestId(request)]
+        assert (waiting.key, waiting.late) == (one.key, one.late)
+        assert one.way == backlog.queues[backlog.inside[request]].way
     bounded = {one: live[RequestId(one)].wait_until for one in waits(backlog)}
     assert sorted(backlog.bounded) == sorted(
         (until, one) for one, until in bounded.items() if until is not None
@@ -152,8 +153,10 @@ def nothing_waits_in_vain(plane: Plane, now: InstantNs) -> None:
     """
     for model, known in plane.state.models.items():
         blocked = NONE
-        assert (known.backlog.next_turn(NONE) is not None) is bool(known.backlog.size)
-        while (turn := known.backlog.next_turn(blocked)) is not None:
+        order, shares = plane.settings.order, plane.state.ledger.shares[model]
+        somebody = known.backlog.next_turn(order, shares, NONE) is not None
+        assert somebody is bool(known.backlog.size)
+        while (turn := known.backlog.next_turn(order, shares, blocked)) is not None:
             assert turn.slo_class not in blocked
             open_ = places(plane, plane.state.live[turn.request], now)
             assert not open_, f"{turn.request} waits, {open_} are open"
@@ -197,8 +200,13 @@ def over(plane: Plane) -> None:
         assert not known.backlog.size
         assert not known.backlog.work_ns
         assert not any(known.backlog.work.values())
-        assert not any(known.backlog.weights.values())
+        assert not known.backlog.queues
+        assert not known.backlog.slots
         assert not known.backlog.tenants
         assert not known.backlog.changes.size
         assert not known.backlog.bounded.size
+    for shares in state.ledger.shares.values():
+        assert not any(shares.sides)
+        assert not shares.waiting
+        assert not shares.work
     assert plane.next_timer() is None

@@ -35,6 +35,7 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
+from headrace.model.paths import Path
 from headrace.model.profile import DecodeFit, MixedFit, Profile
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
@@ -202,8 +203,15 @@ class Driver:
     def live(self, request: int) -> Live:
         return self.plane.state.live[RequestId(request)]
 
-    def counter(self, tenant: str) -> int:
-        return self.plane.state.ledger.counter(MODEL, TenantId(tenant))
+    def way(self, tenant: str, slo_class: str | None = None) -> Path:
+        """Return where a tenant's queue of a class stands; of its default one if none is named."""
+        settings = self.plane.settings
+        spec = settings.tenants[TenantId(tenant)]
+        name = settings.class_of(None if slo_class is None else ClassName(slo_class), spec)
+        return settings.way(spec, name, None)
+
+    def counter(self, tenant: str, slo_class: str | None = None) -> int:
+        return self.plane.state.ledger.shares[MODEL].counter(self.way(tenant, slo_class)[-1].key)
 
     def sent(self) -> list[Dispatch]:
         return [effect for effect in self.seen if isinstance(effect, Dispatch)]

@@ -7,6 +7,7 @@ import pytest
 from headrace.model.decision import Reason
 from headrace.model.deployment import ClassSpec, PoolSpec, TenantSpec
 from headrace.model.ids import TenantId
+from headrace.model.paths import Level
 from headrace.model.slo import Outcome
 from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates
@@ -14,7 +15,7 @@ from headrace.policy.catalog import Window
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.units import InstantNs, later
 from tests.plane import invariants
-from tests.plane.scenes import H100, MS, Driver, S, config, patient, small
+from tests.plane.scenes import H100, MODEL, MS, Driver, S, config, patient, small
 
 AUDIT = Gates(mode=GateMode.AUDIT)
 ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
@@ -143,34 +144,6 @@ def test_a_tick_that_changes_whose_turn_it_is_lets_the_next_one_try() -> None:
     made.tick((made.live(stream).attempt, 2_500))
     invariants.hold(made.plane, made.now)
     assert waiting(made) == [large]
-
-
-def test_who_is_served_in_one_class_may_let_another_tenant_go_in_the_next() -> None:
-    """The counter of whoever is sent moves, and with it the turn in classes that were given up."""
-    made = Driver(
-        config(
-            pools=(
-                PoolSpec(name="p", model="m", profile=small(8_192, running=4)),
-                PoolSpec(name="own", model="m", profile=small(24_576), classes=("batch",)),
-            ),
-            classes=(ClassSpec(name="interactive", weight=4), ClassSpec(name="batch")),
-            tenants=(TenantSpec(name="a"), TenantSpec(name="b", weight=3)),
-            admission=AUDIT,
-        )
-    )
-    for tenant, slo_class, tokens in (
-        ("a", "interactive", 100),
-        ("a", "interactive", 100),
-        ("b", "interactive", 6_000),
-        ("b", "batch", 6_000),
-        ("a", "interactive", 100),
-        ("a", "interactive", 100),
-    ):
-        made.arrive(tenant, tokens, slo_class=slo_class)
-    assert waiting(made) == [3, 4, 6]
-    made.up("r1", "own")
-    assert waiting(made) == [3]
-    invariants.hold(made.plane, made.now)
 
 
 def test_a_newcomer_that_ends_at_once_may_still_free_the_way_for_others() -> None:
@@ -309,8 +282,12 @@ def test_a_lent_turn_is_written_down() -> None:
     made.end(made.live(first).attempt)
     route = made.routes()[-1]
     assert (route.tenant, route.evidence.lent) == ("a", True)
-    assert made.counter("b") < route.evidence.tenant_counter
-    assert route.evidence.least_counter == route.evidence.tenant_counter, "only it competes"
+    chat, tenant = route.evidence.turn
+    assert (chat.level, chat.name) == (Level.CLASS, "interactive")
+    batch = made.plane.state.ledger.shares[MODEL].counter(made.way("b", "batch")[0].key)
+    assert batch < chat.counter
+    assert chat.least == chat.counter, "only it competes"
+    assert tenant.least == tenant.counter < made.counter("a")
     assert not route.evidence.patient
 
 
@@ -319,9 +296,13 @@ def test_the_counter_that_travels_is_the_one_before_the_charge() -> None:
     made.arrive()
     made.arrive()
     first, second = made.sent()
-    assert first.counter == 0
-    assert first.weight == 4
-    assert second.counter == made.counter("a") // 2
+    assert first.counters == (0, 0)
+    assert [(step.level, step.weight) for step in first.way] == [
+        (Level.CLASS, 4),
+        (Level.TENANT, 1),
+    ]
+    assert second.counters[1] == made.counter("a") // 2
+    assert second.counters[0] == second.counters[1] // 4
 
 
 def test_a_full_pool_holds_back_and_never_overbooks() -> None:
@@ -520,7 +501,7 @@ def test_short_prompts_that_can_wait_are_not_held_back() -> None:
 
 def test_windows_open_by_what_was_seen_and_never_by_time_alone() -> None:
     """The prefill that is left falls with time, but only in forecasts: no timer need fire."""
-    made = Driver(config(classes=(patient(),)))
+    made = Driver(config(classes=(patient(starve_ms=None),)))
     busy = made.arrive("a", 5_000)
     held = made.arrive("b", 5_000)
     attempt = made.live(busy).attempt

@@ -212,7 +212,7 @@ def test_what_waits_with_an_earlier_key_is_the_work_ahead() -> None:
     assert facts.backlog_ns == sum(
         made.live(r).demand.work_p50_ns for r in (early, late, made.entries()[3].request_id)
     )
-    assert facts.weights == 2
+    assert (facts.weights, facts.own_weight) == (4, 1), "two classes, and two tenants in its own"
     assert facts.rate_micro == 700_000
 
 
@@ -434,10 +434,10 @@ class Served:
 
 
 def test_who_owes_turns_is_refused_at_the_door_not_left_to_expire() -> None:
-    """A tenant of weight 1 beside one of weight 1000 with more waiting than the bound allows."""
+    """A class of weight 1 beside one of weight 1000 with more waiting than the bound allows."""
     tenants = (TenantSpec(name="a", weight=1_000), TenantSpec(name="b"))
     pools = (PoolSpec(name="p", model="m", profile=small(65_536, running=1), work_rate=1.0),)
-    classes = (ClassSpec(name="chat"), ClassSpec(name="slow", ttft_ms=9_000.0, weight=4))
+    classes = (ClassSpec(name="chat"), ClassSpec(name="slow", ttft_ms=9_000.0, weight=1_000))
     made = Driver(config(tenants=tenants, pools=pools, classes=classes))
     engine = Served(made)
     for nth in range(3_000):

@@ -12,8 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
+from headrace.model.paths import Level, Link, Path, path
 from headrace.plane.ledger import Bucket, Flight, Ledger
-from headrace.policy.fairness.vtc import Price, Rates, Worked
+from headrace.policy.fairness.shares import Rules
+from headrace.policy.fairness.vtc import Price, Rates, Worked, share
 from headrace.units import DurationNs, InstantNs, blocks_for
 from tests.plane.scenes import H100, S, usage
 
@@ -28,6 +30,10 @@ def at(seconds: float) -> InstantNs:
     return InstantNs(round(seconds * S))
 
 
+def way(weight: int = 1, tenant: str = TENANT) -> Path:
+    return path(Link(Level.CLASS, "chat", 4), Link(Level.TENANT, tenant, weight))
+
+
 def flight(request: int = 1, *, gap_ms: int = 80, life: int = 1, **changes: Any) -> Flight:
     """Return 100 tokens in, 50 expected out, changed as told."""
     given_: dict[str, Any] = {
@@ -37,6 +43,7 @@ def flight(request: int = 1, *, gap_ms: int = 80, life: int = 1, **changes: Any)
         "predicted": 50,
         "weight": 1,
     } | changes
+    given_["way"] = way(given_.pop("weight"))
     return Flight(
         request=RequestId(request),
         tenant=TENANT,
@@ -52,12 +59,18 @@ def flight(request: int = 1, *, gap_ms: int = 80, life: int = 1, **changes: Any)
 def ledger() -> Ledger:
     books = Ledger()
     books.open_load(Incarnation(1))
-    books.lift(MODEL, TENANT, None)
+    wait(books)
     return books
 
 
-def counter(books: Ledger) -> int:
-    return books.counter(MODEL, TENANT)
+def wait(books: Ledger, tenant: str = TENANT, model: ModelName = MODEL) -> None:
+    """Let a tenant have had something waiting for a moment."""
+    books.share_out(model, Rules())
+    books.pass_by(model, way(tenant=tenant))
+
+
+def counter(books: Ledger, tenant: str = TENANT, model: ModelName = MODEL) -> int:
+    return books.shares[model].counter(way(tenant=tenant)[-1].key)
 
 
 # Quota ---------------------------------------------------------------------------------------
@@ -312,11 +325,11 @@ def test_under_another_cost_counters_begin_anew_with_what_is_in_flight() -> None
     books.first_token(AttemptId(2), NOW)
     books.progress(books.flights[AttemptId(2)], 80, RATES)
     other = ModelName("n")
-    books.lift(other, TENANT, None)
+    wait(books, model=other)
     books.book(AttemptId(3), flight(model=other), RATES)
-    apart = books.counter(other, TENANT)
+    apart = counter(books, model=other)
     books.rebase(MODEL, work)
-    assert books.counter(other, TENANT) == apart
+    assert counter(books, model=other) == apart > 0
     assert counter(books) == H100.work_ns(100, 0, 80) // 3
     books.close(AttemptId(2), work, NOW, usage(100, 8))
     assert counter(books) == H100.work_ns(100, 0, 8) // 3
@@ -334,31 +347,14 @@ def test_books_of_a_life_open_once_and_close_empty() -> None:
 # Counters ------------------------------------------------------------------------------------
 
 
-def test_a_tenant_that_is_back_is_lifted_to_the_least_that_waits() -> None:
-    books = ledger()
-    books.lift(MODEL, TenantId("b"), None)
-    books.counters[MODEL].values[TENANT] = 500
-    books.lift(MODEL, TenantId("b"), TENANT)
-    assert books.counter(MODEL, TenantId("b")) == 500
-    books.counters[MODEL].values[TenantId("b")] = 900
-    books.lift(MODEL, TenantId("b"), TENANT)
-    assert books.counter(MODEL, TenantId("b")) == 900, "never lowered"
-
-
 def test_into_an_empty_queue_one_is_lifted_to_where_the_last_one_out_stands_now() -> None:
     books = ledger()
     one = flight(predicted=10)
     books.book(AttemptId(1), one, RATES)
-    books.leave_queue(MODEL, TENANT)
     books.first_token(AttemptId(1), NOW)
     books.progress(one, 1_000, RATES)
-    books.lift(MODEL, TenantId("b"), None)
-    assert books.counter(MODEL, TenantId("b")) == counter(books) > 3_000 * 1_000_000
-
-
-def test_a_tenant_never_seen_stands_at_zero() -> None:
-    assert Ledger().counter(MODEL, TENANT) == 0
-    assert ledger().counter(MODEL, TenantId("nobody")) == 0
+    wait(books, "b")
+    assert counter(books, "b") == counter(books) > 3_000 * 1_000_000
 
 
 class Books(RuleBasedStateMachine):
@@ -369,7 +365,7 @@ class Books(RuleBasedStateMachine):
         self.ledger = Ledger()
         for life in (1, 2):
             self.ledger.open_load(Incarnation(life))
-        self.ledger.lift(MODEL, TENANT, None)
+        wait(self.ledger)
         self.now = 0
         self.ids = 0
         self.holds: dict[int, int] = {}
@@ -450,11 +446,13 @@ class Books(RuleBasedStateMachine):
             cached = min(counted.cached_tokens, counted.input_tokens)
             uncached = counted.input_tokens - cached
             self.settled += (
-                self.price.service(uncached, cached, counted.output_tokens) // one.weight
+                self.price.service(uncached, cached, counted.output_tokens) // one.way[-1].weight
             )
         elif made:
             uncached = one.input_tokens - one.cached_tokens
-            self.settled += self.price.service(uncached, one.cached_tokens, made) // one.weight
+            self.settled += (
+                self.price.service(uncached, one.cached_tokens, made) // one.way[-1].weight
+            )
 
     @rule(price=st.sampled_from((RATES, Worked(H100), Rates(uncached=5, cached=1, output=2))))
     def rebase(self, price: Price) -> None:
@@ -471,7 +469,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def counter_is_what_ended_plus_what_is_booked(self) -> None:
-        booked = sum(one.charged for one in self.open.values())
+        booked = sum(share(one.charged, one.way[-1].weight) for one in self.open.values())
         assert counter(self.ledger) == self.settled + booked
         assert all(one.charged >= 0 for one in self.open.values())
 

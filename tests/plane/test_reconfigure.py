@@ -13,11 +13,12 @@ from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.state import Phase
 from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.fairness.shares import Side
 from headrace.policy.fairness.vtc import Cost, Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import MICRO, InstantNs
 from tests.plane import invariants
-from tests.plane.scenes import H100, Driver, S, config, patient, small, usage
+from tests.plane.scenes import H100, MODEL, Driver, S, config, patient, small, usage
 
 ONE = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
 CHAT = ClassSpec(name="chat", ttft_ms=20_000.0)
@@ -107,10 +108,16 @@ def test_new_weights_count_from_now_on() -> None:
     change(
         made, tenants=(TenantSpec(name="a", weight=7), TenantSpec(name="b"), TenantSpec(name="c"))
     )
-    queues = made.known.backlog.tenants
-    assert {tenant: mine.weight for tenant, mine in queues.items()} == {"a": 7, "b": 1, "c": 1}
+    queues = made.known.backlog.queues.values()
+    weights = {queue.tenant: queue.way[-1].weight for queue in queues}
+    assert weights == {"a": 7, "b": 1, "c": 1}
     made.wait(11 * S)
-    assert made.known.backlog.weights == {"chat": 9}, "now that they compete"
+    (listed,) = (
+        siblings
+        for key, siblings in made.plane.state.ledger.shares[MODEL].sides[Side.URGENT].items()
+        if key.endswith("chat")
+    )
+    assert listed.weight == 9, "now that they compete"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_another_cost_of_service_restarts_the_counters_with_what_is_in_flight() 
     change(made, fairness=Vtc(cost=Cost.WORK))
     charged = small(65_536, running=1).work_ns(flight.input_tokens, 0, flight.predicted)
     after = {tenant: made.counter(tenant) for tenant in "abc"}
-    assert after == dict.fromkeys("abc", 0) | {flight.tenant: charged // flight.weight}
+    assert after == dict.fromkeys("abc", 0) | {flight.tenant: charged // flight.way[-1].weight}
     assert min(before.values()) > 0
     served(made)
     invariants.hold(made.plane, made.now)

@@ -133,7 +133,7 @@ def test_tokens_that_the_caller_got_are_paid_for_on_every_exit(exit_: Exit) -> N
     exit_(made, request, attempt)
     assert level(made) == 100_000 - 1_300
     rates = made.plane._machine.settings.prices[MODEL]
-    assert made.counter("a") == rates.service(1_000, 0, 300) // 4
+    assert made.counter("a") == rates.service(1_000, 0, 300)
     invariants.over(made.plane)
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
+from headrace.model.paths import Level, Link, path
 from headrace.model.profile import DecodeFit, MixedFit, Profile
+from headrace.model.table import TableFit
 from headrace.policy.batching.knobs import (
     BatchingPolicy,
     BatchView,
@@ -15,8 +17,10 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
-from headrace.replica.core import Replica
+from headrace.policy.ordering.orders import Ordering
+from headrace.replica.core import FIRST_COME, Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
 CHUNK = 32
@@ -28,6 +32,14 @@ FLAT_DECODE = DecodeFit(a_ms=5.0, c_ms=0.0, d_ms=0.0)
 FLAT_MIXED = MixedFit(a_ms=5.0, knee=100_000, b_ms=0.001, c_ms=0.0, d_ms=0.0, e_ms=0.0)
 # Steps grow by some ps only, and are not whole ns.
 SLOW_GROWTH = DecodeFit(a_ms=4.999_999_7, c_ms=0.0, d_ms=1.3e-7)
+# Stairs with a kink inside every budget of these tests; a step that decodes costs more by itself.
+TABLE = TableFit(
+    points=((1, 3.1), (6, 3.3), (17, 6.5), (40, 6.9), (90, 15.0)),
+    h_ms=0.6,
+    c_ms=0.0053,
+    d_ms=8.1e-5,
+    e_ms=3.1e-6,
+)
 
 
 def small(
@@ -37,6 +49,7 @@ def small(
     running: int = 8,
     decode: DecodeFit = DECODE,
     mixed: MixedFit = MIXED,
+    table: TableFit | None = None,
 ) -> Profile:
     """Return a profile with `blocks` of KV."""
     return Profile(
@@ -50,8 +63,9 @@ def small(
         token_budget=budget,
         reference_batch=1,
         reference_context=Tokens(16),
-        decode=decode,
-        mixed=mixed,
+        decode=None if table else decode,
+        mixed=None if table else mixed,
+        table=table,
     )
 
 
@@ -65,6 +79,9 @@ def job(  # noqa: PLR0913
     bound_ms: int = 20,
     deadline: int = 0,
     relegated: bool = False,
+    tenant: str = "t",
+    weight: int = 1,
+    counter: int | None = None,
 ) -> Job:
     """Return a job; its first `common` tokens are those of its `family`, the rest its own."""
     prefix: tuple[int, ...] = ()
@@ -82,14 +99,22 @@ def job(  # noqa: PLR0913
         prefix=prefix,
         prefix_tokens=Tokens(CHUNK),
         gap_bound_ns=DurationNs(bound_ms * NS_PER_MS),
-        tenant=TenantId("t"),
+        tenant=TenantId(tenant),
         deadline=InstantNs(deadline),
         relegated=relegated,
+        way=path(Link(Level.CLASS, "chat", 2), Link(Level.TENANT, tenant, weight)),
+        counters=() if counter is None else (counter, counter),
     )
 
 
 def engine(
-    profile: Profile, policy: BatchingPolicy, *, jumps: bool = True, noise_ppm: int = 0
+    profile: Profile,
+    policy: BatchingPolicy,
+    *,
+    jumps: bool = True,
+    noise_ppm: int = 0,
+    ordering: Ordering = FIRST_COME,
+    rules: Rules = NO_RULES,
 ) -> Replica:
     """Return an idle engine."""
     return Replica(
@@ -100,6 +125,8 @@ def engine(
         noise_seed=7,
         noise_ppm=noise_ppm,
         fast_forward=jumps,
+        ordering=ordering,
+        rules=rules,
     )
 
 
@@ -148,10 +175,6 @@ class ByDeadline(Struct, frozen=True):
             holds=Holds(max_steps=7, breaks_on=Break.COMPOSITION),
         )
 
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by deadline."""
-        return (entry.deadline,)
-
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the latest deadline, then who has least to lose."""
         return (entry.deadline, -entry.computed, -entry.made)
@@ -167,7 +190,6 @@ class ByHour(Struct, frozen=True):
             token_budget=(24 if turn % 2 else 80) + (16 if view.waiting > 2 else 0),
             running_limit=5,
             chunk_limit=20,
-            reorder=True,
             holds=Holds(
                 max_steps=None,
                 until=InstantNs((turn + 1) * 40 * NS_PER_MS),
@@ -175,13 +197,31 @@ class ByHour(Struct, frozen=True):
             ),
         )
 
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by length."""
-        return (entry.prompt_tokens,)
-
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the longest."""
         return (entry.prompt_tokens,)
+
+
+class Moody(Struct, frozen=True):
+    """Whole prompts alone for a while, then chunks beside decodes, and so on."""
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return knobs that hold to the next turn."""
+        turn = view.now // (30 * NS_PER_MS)
+        return Knobs(
+            token_budget=70 if turn % 2 else 24,
+            running_limit=6,
+            mixed=turn % 2 == 0,
+            holds=Holds(
+                max_steps=9,
+                until=InstantNs((turn + 1) * 30 * NS_PER_MS),
+                breaks_on=Break.NOTHING,
+            ),
+        )
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Preempt the latest deadline."""
+        return (entry.deadline,)
 
 
 class Silent(Struct, frozen=True):
@@ -192,10 +232,6 @@ class Silent(Struct, frozen=True):
         tight = view.tightest_gap_ns is not None and view.tightest_gap_ns < 15 * NS_PER_MS
         spare = min(view.free_blocks, 4) + (view.context + view.prefill_tokens) % 7
         return Knobs(token_budget=(16 if tight else 48) + spare, running_limit=7)
-
-    def waiting_key(self, entry: Entry) -> Key:
-        """Order by arrival."""
-        return (entry.arrived_at,)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt who came first: the opposite of vLLM."""

@@ -5,7 +5,9 @@ import pytest
 from headrace.model.ids import AttemptId
 from headrace.model.meter import NO_STREAM, Meter
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import ChunkedPrefill, PrefillFirst
+from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.policy.ordering.orders import EarliestDeadline
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade, Refusal
 from headrace.units import MICRO, InstantNs, ms, ps_to_ns
@@ -13,6 +15,7 @@ from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
     ByDeadline,
+    Moody,
     Silent,
     drain,
     engine,
@@ -140,8 +143,8 @@ def test_relegated_goes_behind_those_who_came_later() -> None:
     assert at[3] < at[2]
 
 
-def test_policy_orders_waiting_ones_by_its_key() -> None:
-    replica = engine(even(running=1), ByDeadline())
+def test_the_order_says_who_of_those_that_wait_starts() -> None:
+    replica = engine(even(running=1), ByDeadline(), ordering=EarliestDeadline())
     for attempt in range(12):
         replica.submit(job(attempt, 60, 20, deadline=100 - attempt), ZERO)
     order = list(first_tokens(drain(replica)))
@@ -321,7 +324,7 @@ def test_many_aborts_of_waiting_jobs_leave_nothing_behind() -> None:
     for attempt in range(1, 1_000):
         replica.submit(job(attempt, 4, 4), ZERO)
         replica.abort(AttemptId(attempt), ZERO)
-    assert len(replica._batch.waiting._heap) < 100
+    assert not replica._batch.waiting._streams
     assert replica.report(ZERO).waiting == 0
 
 
@@ -369,12 +372,15 @@ def test_snapshot_counts_what_is_held_and_what_is_still_to_do() -> None:
     assert snapshot.observed_at == ns(6)
 
 
-def test_timing_equals_a_meter_fed_token_by_token() -> None:
+@pytest.mark.parametrize(
+    "policy", [ChunkedPrefill(), PrefillFirst(token_budget=90), PrefillFirst(), Moody()]
+)
+def test_timing_equals_a_meter_fed_token_by_token(policy: BatchingPolicy) -> None:
     profile = small(20, budget=48)
-    replica = engine(profile, ChunkedPrefill(), jumps=False, noise_ppm=50_000)
+    replica = engine(profile, policy, jumps=False, noise_ppm=50_000)
     meters: dict[int, Meter] = {}
-    for attempt in range(6):
-        submitted = job(attempt, 20 + 13 * attempt, 10 + 9 * attempt, bound_ms=7)
+    for attempt in range(8):
+        submitted = job(attempt, 20 + 13 * attempt, 20 + 9 * attempt, bound_ms=7)
         meters[attempt] = Meter(submitted.gap_bound_ns)
         replica.submit(submitted, ZERO)
     ends = {}

@@ -8,17 +8,30 @@ from hypothesis import strategies as st
 
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import ChunkedPrefill, PrefillFirst
 from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.policy.ordering.orders import (
+    EarliestDeadline,
+    Fifo,
+    LeastSlack,
+    Niyama,
+    Ordering,
+    ShortestFirst,
+    TenantFirst,
+    VtcOrder,
+)
 from headrace.replica.core import Replica
-from headrace.units import InstantNs
+from headrace.replica.rules import NO_RULES, Reserve, Rules
+from headrace.units import InstantNs, Tokens
 from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
     MIXED,
     SLOW_GROWTH,
+    TABLE,
     ByDeadline,
     ByHour,
+    Moody,
     Silent,
     drain,
     engine,
@@ -33,6 +46,17 @@ PROFILES = [
     small(40, budget=24, running=3),
     small(30, decode=FLAT_DECODE, mixed=FLAT_MIXED),
     small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
+    small(40, table=TABLE),
+]
+ORDERS: list[Ordering] = [
+    Fifo(),
+    ShortestFirst(),
+    EarliestDeadline(),
+    LeastSlack(),
+    Niyama(),
+    VtcOrder(),
+    TenantFirst(lend_after_ms=20.0),
+    TenantFirst(lend_after_ms=None),
 ]
 POLICIES: list[BatchingPolicy] = [
     ChunkedPrefill(),
@@ -40,6 +64,18 @@ POLICIES: list[BatchingPolicy] = [
     ByDeadline(),
     ByHour(),
     Silent(),
+    PrefillFirst(token_budget=100),
+    PrefillFirst(token_budget=300, running_limit=3),
+    Moody(),
+]
+RULES = [
+    NO_RULES,
+    NO_RULES,
+    NO_RULES,
+    Rules(reserve=Reserve.WHOLE, capacity=Tokens(500)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(420)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(320), admit_every=10),
+    Rules(admit_every=4),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
@@ -53,8 +89,11 @@ JOBS = st.fixed_dictionaries(
         "family": st.sampled_from([None, None, 0, 1]),
         "common": st.sampled_from([0, 32, 64, 128, 220]),
         "bound_ms": st.sampled_from([6, 7, 20]),
-        "deadline": st.integers(0, 9),
+        "deadline": st.one_of(st.integers(0, 9), st.integers(0, 900_000_000)),
         "relegated": st.booleans(),
+        "tenant": st.sampled_from("tuv"),
+        "weight": st.integers(1, 3),
+        "counter": st.sampled_from([None, None, 0, 50_000_000]),
     }
 )
 ACTIONS = st.one_of(
@@ -109,15 +148,27 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    ordering=st.sampled_from(ORDERS),
+    rules=st.sampled_from(RULES),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
 @settings(max_examples=400)
 def test_jumps_equal_steps(
-    profile: Profile, policy: BatchingPolicy, noise_ppm: int, script: list[tuple[str, int, Any]]
+    profile: Profile,
+    policy: BatchingPolicy,
+    ordering: Ordering,
+    rules: Rules,
+    noise_ppm: int,
+    script: list[tuple[str, int, Any]],
 ) -> None:
-    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-    jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+    def make(*, jumps: bool) -> Replica:
+        return engine(
+            profile, policy, jumps=jumps, noise_ppm=noise_ppm, ordering=ordering, rules=rules
+        )
+
+    stepped = play(make(jumps=False), script)
+    jumped = play(make(jumps=True), script)
     assert jumped == stepped
 
 
@@ -176,13 +227,14 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     preemptions = hits = 0
-    for seed in range(150):
+    for seed in range(220):
         rng = Random(seed)
-        profile, policy = rng.choice(PROFILES), rng.choice(POLICIES)
+        profile, policy, rules = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(RULES)
         noise_ppm = rng.choice([0, 80_000])
         script = draw(rng)
-        stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-        jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+        slow = engine(profile, policy, jumps=False, noise_ppm=noise_ppm, rules=rules)
+        stepped = play(slow, script)
+        jumped = play(engine(profile, policy, noise_ppm=noise_ppm, rules=rules), script)
         assert jumped == stepped, f"{seed=}"
         preemptions += jumped[-2].preemptions
         hits += jumped[-2].prefix_tokens_hit

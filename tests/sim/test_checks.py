@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headrace.model.deployment import TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Refuse
 from headrace.model.event import Ended, Event, FirstToken, ReplicaUp
-from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId
+from headrace.model.ids import AttemptId, ClassName, Incarnation, ModelName, RequestId
 from headrace.model.slo import Indicators, Outcome, indicators
 from headrace.plane import dispatch, entry, machine, streams
 from headrace.plane.core import Plane
@@ -19,6 +19,7 @@ from headrace.plane.ledger import Flight, Ledger
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.backlog import Backlog, Turn
 from headrace.sim import books, buckets, checks
 from headrace.sim.checks import Broken
 from headrace.sim.faults import Crash, Drain, Leavers
@@ -121,7 +122,12 @@ def test_a_lost_wake_up(monkeypatch: Patch, kind: type) -> None:
 
 
 def test_a_turn_that_is_nobodys(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("headrace.policy.fairness.backlog.Backlog.next_turn", lambda *_: None)
+    given = Backlog.next_turn
+
+    def nobodys(self: Backlog, *rules: Any) -> Turn | None:
+        return given(self, *rules) if ClassName("") in self.classes else None  # engines go on
+
+    monkeypatch.setattr(Backlog, "next_turn", nobodys)
     caught("INV-5")
 
 
@@ -132,7 +138,8 @@ def test_a_refund_of_more_than_was_charged(monkeypatch: Patch) -> None:
         back = flight.charged - amount
         recharge(self, flight, amount)
         if back > 0:
-            self.counters[flight.model].values[flight.tenant] -= back
+            shares = self.shares[flight.model]
+            shares.counters[flight.way[-1].key] -= back
 
     monkeypatch.setattr(Ledger, "_recharge", generous)
     caught("INV-8")
@@ -355,13 +362,13 @@ def test_a_request_that_vanishes(monkeypatch: Patch) -> None:
 
 
 def test_a_backlog_that_miscounts_its_work(monkeypatch: Patch) -> None:
-    leave = dispatch._take
+    leave = dispatch.leave
 
-    def skewed(m: Machine, model: Any, known: Any, live: Live) -> None:
-        leave(m, model, known, live)
+    def skewed(m: Machine, live: Live, known: Any, now: InstantNs) -> None:
+        leave(m, live, known, now)
         known.backlog.work_ns += 1
 
-    monkeypatch.setattr(dispatch, "_take", skewed)
+    monkeypatch.setattr(dispatch, "leave", skewed)
     caught("INV-1")
 
 

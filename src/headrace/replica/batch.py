@@ -2,12 +2,13 @@
 
 vLLM's scheduler, driven by knobs: decodes first, one token each; then unfinished prompts in the
 order they started, in chunks; then waiting requests in key order, up to the first that does not
-fit. When a running request needs blocks and none are left, the policy's victim loses all of its own
+fit. Unmixed, the prompts come first and whole, and decodes stand still in a step that has any. When a running request needs blocks and none are left, the policy's victim loses all of its own
 and computes them again later. A step with a preemption starts nobody.
 
 Knows steps and tokens, no time but the instant that a boundary has; `core` holds the clock.
 """
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from headrace.policy.batching.knobs import BatchingPolicy, Break, Key, Knobs
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished, FirstTokenMade
 from headrace.replica.kv import KvPool, Match
+from headrace.replica.rules import Door, Rules, whole
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.turns import Turns
 from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
@@ -32,15 +34,15 @@ class Batch:
     """The streams with a slot, those that wait for one, and the KV they hold."""
 
     __slots__ = (
-        "_doomed", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed", "closed",
-        "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
-        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "steps", "streams", "tokens_made",
-        "unreported", "waiting",
+        "_doomed", "_door", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed",
+        "closed", "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
+        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "rounds", "standing", "steps",
+        "streams", "tokens_made", "unreported", "waiting",
     )  # fmt: skip
 
-    def __init__(self, blocks: int, policy: BatchingPolicy, turns: Turns) -> None:
+    def __init__(self, blocks: int, policy: BatchingPolicy, turns: Turns, rules: Rules) -> None:
         """Start empty, with `blocks` of KV; `turns` says who starts next."""
-        self._policy = policy
+        self._policy, self._door = policy, Door(rules)
         self.pool = KvPool(blocks)
         self.waiting = turns
         self.gaps = GapLog()
@@ -57,7 +59,11 @@ class Batch:
         self.changed = 0
         """What happened since the knobs were set: flags of `Break`."""
         self.steps = 0
-        """Steps done; each made one token for every decode."""
+        """The decodes' clock: steps done that made one token for every decode."""
+        self.rounds = 0
+        """Steps done, those included in which decodes stood still."""
+        self.standing = False
+        """Whether the decodes stand still in the planned step."""
         self.context = 0
         """Total context of the decodes, the token of the next step included."""
         self.backlog = 0
@@ -66,11 +72,8 @@ class Batch:
         """Decodes by ITL bound."""
         self.unreported: dict[AttemptId, Stream] = {}
         """Preempted streams that may have tokens that `progress` has not told."""
-        self.tokens_made = 0
-        self.prompt_tokens_computed = 0
-        self.preemptions = 0
-        self.prefix_queried = 0
-        self.prefix_hit = 0
+        self.tokens_made = self.prompt_tokens_computed = self.preemptions = 0
+        self.prefix_queried = self.prefix_hit = 0
         # Decodes by the step count, modulo the block size, at which they need their next block.
         self._due = [0] * BLOCK_TOKENS
         self._granted = 0  # 1 from when the decodes have their blocks of the planned step
@@ -90,6 +93,29 @@ class Batch:
         """Plan the next step and give it its blocks."""
         before = self.preemptions
         self.plan = []
+        left = knobs.token_budget
+        if knobs.mixed:
+            self._grant(now)
+            left = max(left - len(self.decodes), 0)
+        if self.prefills:
+            left = self._go_on(knobs, left, now)
+        self.preempted = self.preemptions > before
+        idle = not (self.decodes or self.prefills)
+        if self.waiting.count and not self.preempted and self._door.opens(self.steps, idle=idle):
+            left = self._start(knobs, left, now)
+        self.standing = not knobs.mixed and bool(self.plan)
+        if self.standing:
+            self.gaps.stand(now)
+        elif not knobs.mixed:
+            self._grant(now)
+            self.preempted = self.preemptions > before
+        running = len(self.decodes) + len(self.prefills)
+        self.closed = (
+            left <= 0 or running >= knobs.running_limit or self._door.rules.admit_every > 1
+        )
+
+    def _grant(self, now: InstantNs) -> None:
+        """Give the decodes their blocks of the planned step, preempting for them."""
         if due := self._due[self.steps & _BLOCK_MASK]:
             pool = self.pool
             while due > pool.free + pool.evictable:
@@ -97,24 +123,24 @@ class Batch:
                 due = self._due[self.steps & _BLOCK_MASK]
             pool.take(due)
         self._granted = 1
-        left = max(knobs.token_budget - len(self.decodes), 0)
-        if self.prefills:
-            left = self._go_on(knobs, left, now)
-        self.preempted = self.preemptions > before
-        if self.waiting.count and not self.preempted:
-            left = self._start(knobs, left, now)
-        running = len(self.decodes) + len(self.prefills)
-        self.closed = not left or running >= knobs.running_limit
+
+    def _chunk(self, knobs: Knobs, rest: int, left: int) -> int:
+        """Return how much of a prompt's `rest` is computed where `left` tokens remain; 0: nothing."""
+        if knobs.mixed:
+            return min(rest, left, knobs.chunk_limit or left)
+        return rest if rest <= left or not self.plan else 0
 
     def _go_on(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Plan the unfinished prompts under `left` tokens; return the tokens that remain."""
-        pool, limit = self.pool, knobs.chunk_limit or left
+        pool = self.pool
         for stream in tuple(self.prefills):
-            if not left:
+            if left <= 0:
                 break
             if stream.phase is not Phase.PREFILL:
                 continue
-            chunk = min(stream.target - stream.pos, left, limit)
+            chunk = self._chunk(knobs, stream.target - stream.pos, left)
+            if not chunk:
+                break
             need = blocks_for(stream.pos + chunk) - stream.blocks
             if need > pool.free + pool.evictable:
                 left += self._squeeze(stream, need, now)
@@ -133,17 +159,16 @@ class Batch:
     def _start(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Start waiting streams under `left` tokens; return the tokens that remain."""
         pool, waiting = self.pool, self.waiting
-        limit = knobs.chunk_limit or left
         slots = knobs.running_limit - len(self.decodes) - len(self.prefills)
-        while left and slots > 0:
+        while left > 0 and slots > 0:
             stream = waiting.head(now, self.steps)
-            if stream is None:
+            if stream is None or not self._door.allows(stream, self._running(), self.steps):
                 break
             found = self._lookup(stream)
             cached = found.blocks * BLOCK_TOKENS
-            chunk = min(stream.target - cached, left, limit)
+            chunk = self._chunk(knobs, stream.target - cached, left)
             need = blocks_for(cached + chunk) - found.blocks
-            if need > pool.free + pool.evictable - found.idle:
+            if not chunk or need > pool.free + pool.evictable - found.idle:
                 break
             waiting.take(stream, now)
             stream.extent = pool.lock(found)
@@ -174,6 +199,7 @@ class Batch:
             self.prefix_hit += cached
             self.waiting.prefill(stream, stream.target - cached, cached)
         self.prefills.append(stream)
+        self._door.promised += whole(stream.job)
         self.backlog -= cached
         self.changed |= _START
 
@@ -185,6 +211,11 @@ class Batch:
             stream.extent = self.pool.share(extent, stream.job.prefix, blocks)
 
     # Preemption -------------------------------------------------------------------------------
+
+    def _running(self) -> Iterator[Stream]:
+        """Yield the streams with a slot."""
+        yield from self.decodes.values()
+        yield from self.prefills
 
     def _victim(self) -> Stream:
         """Return the running stream that the policy gives up first."""
@@ -198,7 +229,7 @@ class Batch:
             counter = self.waiting.counter(stream, self.steps)
             return self._policy.victim_key(stream.entry(computed, made, counter)), stream.serial
 
-        return max((*self.decodes.values(), *self.prefills), key=rank)
+        return max(self._running(), key=rank)
 
     def _squeeze(self, stream: Stream, need: int, now: InstantNs) -> int:
         """Preempt until a prompt has its blocks or is itself preempted; return tokens regained."""
@@ -212,7 +243,7 @@ class Batch:
     def _unplan(self, victim: Stream) -> int:
         """Take a victim out of the planned step; return the tokens that this gives back."""
         if victim.phase is Phase.DECODE:
-            return 1
+            return self._granted
         for nth, (stream, chunk) in enumerate(self.plan):
             if stream is victim:
                 del self.plan[nth]
@@ -239,11 +270,14 @@ class Batch:
         Until the step that ends an output or a prompt, and while there are blocks without a
         preemption. A waiting stream that did not fit will not: what it lacks only gets scarcer.
         """
+        if self.standing:
+            return 1  # whole prompts: the next step has others
         ends = self._ends
         while ends and self._is_stale(ends[0]):
             heappop(ends)
         if ends:
             most = min(most, ends[0][0] - self.steps)
+        most = self._door.steps_alike(self.steps, most, waiting=self.waiting.count > 0)
         tokens = everyone = len(self.decodes)
         for stream, chunk in self.plan:
             most = min(most, (stream.target - stream.pos - 1) // chunk)
@@ -272,10 +306,12 @@ class Batch:
             stream.blocks = blocks_for(stream.pos if last else stream.pos + chunk)
             self.backlog -= chunk * done
             self.prompt_tokens_computed += chunk * done
-        made = len(self.decodes) * done
-        self.tokens_made += made
-        self.context += made
-        self.steps += done
+        self.rounds += done
+        if not self.standing:
+            made = len(self.decodes) * done
+            self.tokens_made += made
+            self.context += made
+            self.steps += done
         if last:
             self._granted = 0
 
@@ -339,7 +375,7 @@ class Batch:
         self.context += stream.target + 1
         self.waiting.board(stream, self.steps)
         self.bounds[job.gap_bound_ns] = self.bounds.get(job.gap_bound_ns, 0) + 1
-        self.gaps.open(stream.account)
+        self.gaps.open(stream.account, now)
 
     def _is_stale(self, note: tuple[int, int, Stream]) -> bool:
         """Say whether a decode left before its end, or came back with another."""
@@ -379,6 +415,7 @@ class Batch:
     def _vacate(self, stream: Stream, now: InstantNs) -> None:
         """Free a running stream's slot and blocks; its prefix stays as cache."""
         job = stream.job
+        self._door.promised -= whole(job)
         if job.attempt in self.decodes:
             computed = self._computed(stream)
             blocks: int = blocks_for(computed + self._granted)
@@ -410,9 +447,8 @@ class Batch:
 
     def _close(self, stream: Stream, now: InstantNs) -> None:
         """Bring a decode's own counts up to date as it stops decoding."""
-        self.gaps.close(stream.account)
+        stream.last_at = self.gaps.close(stream.account, now)
         stream.made += self.steps - stream.join_step
-        stream.last_at = now
 
     def check(self) -> None:
         """Assert that blocks, tokens and streams add up."""
@@ -435,6 +471,7 @@ class Batch:
             assert stream.pos < stream.target
             held += stream.blocks - stream.extent.end
             backlog += stream.target - stream.pos
+        assert self._door.promised == sum(whole(stream.job) for stream in self._running())
         waiting = [each for each in self.streams.values() if each.phase is Phase.WAITING]
         assert len(waiting) == self.waiting.count
         assert backlog + sum(stream.target for stream in waiting) == self.backlog

@@ -19,6 +19,7 @@ from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.batch import Batch
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.turns import Turns
@@ -56,12 +57,14 @@ class Replica:
         noise_ppm: int = 0,
         fast_forward: bool = True,
         max_waiting: int = 100_000,
+        rules: Rules = NO_RULES,
     ) -> None:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
         `ordering`: who starts first; `rates`: what served tokens cost in its counters, the profile's cost
         ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None.
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
         self.name, self.incarnation, self.profile = name, incarnation, profile
@@ -70,12 +73,13 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
+        self._rules = rules
         turns = Turns(
             ordering,
             rates or Vtc().rates(profile),
             profile.prompt_token_ns() if token_ns is None else token_ns,
         )
-        self._batch = Batch(self._blocks, batching, turns)
+        self._batch = Batch(self._blocks, batching, turns, rules)
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -100,7 +104,8 @@ class Replica:
         assert attempt not in batch.streams, f"submitted twice: {attempt=}"
         need = blocks_for(job.prompt_tokens + job.output_tokens - 1)
         reason = None
-        if need > self._blocks:
+        held = job.prompt_tokens, job.output_tokens
+        if need > self._blocks or not self._rules.allow(sum(held), (held,)):
             reason = Refusal.NEVER_FITS
         elif batch.waiting.count >= self._max_waiting:
             reason = Refusal.QUEUE_FULL
@@ -212,7 +217,7 @@ class Replica:
         self._split(now)
         return Totals(
             busy_ps=Ps(self._busy),
-            steps=self._batch.steps,
+            steps=self._batch.rounds,
             tokens_made=Tokens(self._batch.tokens_made),
             prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
             preemptions=self._batch.preemptions,
@@ -277,7 +282,7 @@ class Replica:
     def _pass(self, done: int) -> None:
         """Let the first steps of the segment be over."""
         batch, alpha, beta = self._batch, self._alpha, self._beta
-        if batch.decodes:
+        if batch.decodes and not batch.standing:
             batch.gaps.note(self._start, alpha, beta, done)
         batch.pass_steps(done, last=done == self._left)
         span = total(alpha, beta, done)
@@ -302,18 +307,20 @@ class Replica:
     def _price(self) -> None:
         """Set the time of the planned step, and by how much each repetition is longer."""
         batch = self._batch
-        if self._noise_ppm and batch.steps // STRETCH_STEPS != self._stretch:
-            self._stretch = batch.steps // STRETCH_STEPS
+        if self._noise_ppm and batch.rounds // STRETCH_STEPS != self._stretch:
+            self._stretch = batch.rounds // STRETCH_STEPS
             costs = self.profile.costs
             self._costs = noisy(costs, self._noise_seed, self._stretch, self._noise_ppm)
-        costs, decodes = self._costs, len(batch.decodes)
+        costs, decodes, context = self._costs, len(batch.decodes), batch.context
+        if batch.standing:
+            decodes = context = 0
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
             tokens += chunk
             span += chunk * (2 * stream.pos + chunk)
             squares += chunk * chunk
         assert tokens or decodes, "a plan of nothing"
-        self._alpha = costs.step_ps(decodes, batch.context, tokens, span)
+        self._alpha = costs.step_ps(decodes, context, tokens, span)
         if tokens:
             self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
         else:
@@ -326,7 +333,7 @@ class Replica:
             return 1
         most = self._hold_steps
         if self._noise_ppm:
-            most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
+            most = min(most, STRETCH_STEPS - batch.rounds % STRETCH_STEPS)
         until = self._hold_until
         if batch.waiting.count and not batch.closed:
             if not batch.waiting.is_fixed():

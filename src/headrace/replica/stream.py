@@ -89,6 +89,10 @@ class Stream:
             made=Tokens(made),
         )
 
+    def made_by(self, steps: int) -> int:
+        """Return the output tokens at a step of the decodes' clock, of a stream that is not over."""
+        return self.made + (steps - self.join_step if self.phase is Phase.DECODE else 0)
+
     def finished(self) -> Finished:
         """Return the final account of a stream that no longer decodes."""
         job, account = self.job, self.account

@@ -18,6 +18,7 @@ from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade, Job
+from headrace.replica.rules import Rules
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.faults import Slow
 from headrace.sim.scenario import Scenario
@@ -87,10 +88,11 @@ class Engines:
         tell: Callable[[Event], None],
         *,
         fast_forward: bool,
+        rules: Rules,
     ) -> None:
         """Lay out a scenario's replicas, all down; `tell` hears of first tokens and endings."""
         self._scenario, self._seed, self._agenda, self._tell = scenario, seed, agenda, tell
-        self._fast_forward = fast_forward
+        self._fast_forward, self._rules = fast_forward, rules
         self._incarnations = count(1)
         self.nodes = [
             Node(name=ReplicaName(name), pool=PoolName(pool), profile=self._real(at, profile))
@@ -121,6 +123,7 @@ class Engines:
             noise_seed=stream(self._seed, "noise", at, incarnation).getrandbits(62),
             noise_ppm=round(self._scenario.noise_percent * MICRO / 100),
             fast_forward=self._fast_forward,
+            rules=self._rules,
         )
         node.up_since, node.planned = now, None
         return incarnation

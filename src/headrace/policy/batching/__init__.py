@@ -5,8 +5,9 @@ them. `knobs` is the contract; the other modules hold one policy each.
 """
 
 from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.policy.batching.prefill_first import PrefillFirst
 
-__all__ = ["Batching", "ChunkedPrefill"]
+__all__ = ["Batching", "ChunkedPrefill", "PrefillFirst"]
 
-Batching = ChunkedPrefill
+Batching = ChunkedPrefill | PrefillFirst
 """The config union of this question, told apart by `kind`; further policies join it here."""

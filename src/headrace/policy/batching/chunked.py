@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.policy.batching.knobs import ALWAYS, BatchView, Entry, Key, Knobs
+from headrace.policy.batching.knobs import ALWAYS, BatchView, Entry, Key, Knobs, arrival
 
 
 class ChunkedPrefill(
@@ -35,4 +35,4 @@ class ChunkedPrefill(
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)

@@ -1,7 +1,7 @@
 """What a batching policy sees and what it may turn.
 
 The engine plans each step itself: decodes first, one token each, then unfinished prompts, then
-waiting ones in key order, under the limits below. A policy sees no true output length.
+waiting ones in key order, under the limits below; unmixed, prompts first and whole. A policy sees no true output length.
 """
 
 from enum import IntFlag
@@ -63,6 +63,9 @@ class Knobs(Struct, frozen=True, kw_only=True):
     """Most requests with a slot; waiting ones start below it, running ones stay above it."""
     chunk_limit: int | None = None
     """Most prompt tokens of one request in a step; None: the budget alone bounds them."""
+    mixed: bool = True
+    """False: a step that has prompts leaves the decodes out, which stand still. The prompts are then
+    whole, together within the budget or one alone."""
     holds: Holds = ONE_STEP
 
     def __post_init__(self) -> None:
@@ -70,6 +73,9 @@ class Knobs(Struct, frozen=True, kw_only=True):
         assert self.token_budget >= 1, f"{self.token_budget=}"
         assert self.running_limit >= 1, f"{self.running_limit=}"
         assert self.chunk_limit is None or self.chunk_limit >= 1, f"{self.chunk_limit=}"
+        assert self.mixed or self.chunk_limit is None, (
+            f"unmixed prompts are whole: {self.chunk_limit=}"
+        )
         steps = self.holds.max_steps
         assert steps is None or steps >= 1, f"{steps=}"
 
@@ -91,6 +97,11 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Tokens whose KV it holds; 0 while it waits."""
     made: Tokens
     """Output tokens so far."""
+
+
+def arrival(entry: Entry) -> Key:
+    """Return the key of first come first served; what the gateway relegated goes behind all the rest."""
+    return (entry.relegated, entry.arrived_at)
 
 
 class BatchView(Struct, frozen=True, kw_only=True):

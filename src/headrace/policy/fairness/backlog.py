@@ -128,7 +128,7 @@ class Backlog(Struct):
     size: int = 0
     work_ns: int = 0
 
-    def add(  # noqa: PLR0913  who waits, and where
+    def add(  # noqa: PLR0913  where, what and under which rules
         self,
         order: Order,
         shares: Shares,
