@@ -128,20 +128,9 @@ class Line:
         found = self.look(*NONE)
         assert found is not None, "somebody waits"
         way = self.backlog.queues[found.queue].way
-        self.take(found.request)
         self.charge(way, service)
+        self.take(found.request)
         return way
 
     def counter(self, way: Path) -> int:
         return self.shares.counter(way[-1].key)
-
-
-def hold_busy(line: Line, ways: tuple[Path, ...], turns: int, service: int = 1) -> None:
-    """Give so many turns while something waits on each of these ways."""
-    for way in ways:
-        if way[-1].key not in line.backlog.queues:
-            line.add(way, latest_s=1e6 if line.order.lend_after_ns is None else 5.0)
-    for _ in range(turns):
-        way = line.serve(service)
-        if way in ways:
-            line.add(way, latest_s=1e6 if line.order.lend_after_ns is None else 5.0)
