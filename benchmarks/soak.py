@@ -18,11 +18,13 @@ from msgspec import Struct
 from benchmarks.harness import Result, at_least, at_most, calibration
 from benchmarks.soak_parts import (
     ACTIVE_FRAMES,
+    ENGINES,
     FRAMES,
     Caller,
     Engines,
     Served,
     ask,
+    configured,
     raise_limit,
     until,
 )
@@ -196,7 +198,7 @@ async def _soak(sizes: Sizes, folder: Path) -> tuple[dict[str, float], dict[str,
     """Return the figures that are claimed, and what explains them."""
     engines, rng = Engines(), random.Random(SEED)
     await engines.start()
-    served = await Served.start(engines, folder)
+    served = await Served.start(configured(engines, folder), folder, replicas=ENGINES)
     detail: dict[str, Any] = {}
     status = -1
     try:

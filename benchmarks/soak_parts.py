@@ -233,7 +233,7 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _configured(engines: Engines, folder: Path) -> dict[str, Any]:
+def configured(engines: Engines, folder: Path) -> dict[str, Any]:
     """Return a deployment in which nothing but the process itself limits how many streams run."""
     profile = {
         "name": "soak",
@@ -277,10 +277,10 @@ class Served:
         self.address, self._admin = _address(place), _address(admin)
 
     @classmethod
-    async def start(cls, engines: Engines, folder: Path) -> "Served":
-        """Start it, and wait until it is ready to serve."""
+    async def start(cls, config: dict[str, Any], folder: Path, *, replicas: int) -> "Served":
+        """Start it, with its configuration in `folder`, and wait until it has so many replicas."""
         file = folder / "headrace.yaml"
-        file.write_text(json.dumps(_configured(engines, folder)))  # JSON is YAML
+        file.write_text(json.dumps(config))  # JSON is YAML
         command = "import sys; from headrace.cli import main; sys.exit(main())"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", command, "serve", "--config", str(file),
@@ -294,7 +294,7 @@ class Served:
                 assert found[0], lines
                 assert found[1], lines
                 served = cls(process, found[0].group(1), found[1].group(1))
-                while len((await served.state())["replicas"]) < ENGINES:  # noqa: ASYNC110 - nothing tells of it
+                while len((await served.state())["replicas"]) < replicas:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.05)
         except BaseException:
             process.kill()
@@ -312,6 +312,11 @@ class Served:
             self._process.kill()
             return await self._process.wait()
 
+    async def kill(self) -> None:
+        """End it at once: nothing that it holds matters any more."""
+        self._process.kill()
+        await self._process.wait()
+
     async def call(self, kind: str, request: bytes | None = None) -> Caller:
         """Send a request over a connection of its own."""
         loop = asyncio.get_running_loop()
@@ -323,6 +328,10 @@ class Served:
         """Return what the admin listener shows at a glance."""
         shown: dict[str, Any] = await self._shown("/state")
         return shown
+
+    async def metrics(self) -> bytes:
+        """Return what Prometheus would be told."""
+        return await self._read("/metrics")
 
     async def held(self) -> dict[str, float]:
         """Return everything that somebody still holds; nothing, once all are gone."""
@@ -339,10 +348,13 @@ class Served:
         return {word: amount for word, amount in found.items() if amount}
 
     async def _shown(self, path: str) -> Any:
+        return json.loads(await self._read(path))
+
+    async def _read(self, path: str) -> bytes:
         reader, writer = await asyncio.open_connection(*self._admin)
         try:
             writer.write(b"GET %s HTTP/1.0\r\nhost: 127.0.0.1\r\n\r\n" % path.encode())
-            return json.loads((await reader.read()).partition(_MESSAGE_END)[2])
+            return (await reader.read()).partition(_MESSAGE_END)[2]
         finally:
             writer.close()
 

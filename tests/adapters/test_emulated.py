@@ -122,8 +122,8 @@ def call(nth: int, *, prompt: int = 500, output: int = 40, limit: int = 1_000) -
             slo_class=ClassName("c"),
             deadline=InstantNs(NS_PER_S),
             relegated=False,
-            counter=0,
-            weight=1,
+            way=(),
+            counters=(),
             gap_ns=DurationNs(80 * NS_PER_MS),
         ),
         request=Request(

@@ -61,8 +61,7 @@ def test_metadata_joins_the_callers_own_and_is_not_overridden(route: Route) -> N
         "theirs": [1, 2],
         "headrace_tenant": "t",
         "headrace_class": "c",
-        "headrace_weight": 1,
-        "headrace_counter": 0,
+        "headrace_way": '[[1,"c",4,7],[3,"t",1,9]]',
         "headrace_left_ms": 1_000,
         "headrace_relegated": 0,
     }

@@ -20,6 +20,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.paths import Level, Link, path
 from headrace.ports.engine import Ask, Route
 from headrace.units import DurationNs, InstantNs, Tokens
 
@@ -45,8 +46,8 @@ def dispatch(output_limit: int = 512) -> Dispatch:
         slo_class=ClassName("c"),
         deadline=InstantNs(0),
         relegated=False,
-        counter=0,
-        weight=1,
+        way=path(Link(Level.CLASS, "c", 4), Link(Level.TENANT, "t")),
+        counters=(7, 9),
         gap_ns=DurationNs(0),
     )
 

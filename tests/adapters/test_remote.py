@@ -182,8 +182,8 @@ def dispatch(nth: int) -> Dispatch:
         slo_class=ClassName("c"),
         deadline=InstantNs(0),
         relegated=False,
-        counter=0,
-        weight=1,
+        way=(),
+        counters=(),
         gap_ns=DurationNs(1),
     )
 

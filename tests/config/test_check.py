@@ -103,6 +103,15 @@ WRONG = {
             "d:6: unknown model `n` at `$.deployment.pools[0].model`",
         ],
     ),
+    "a price for a model that is none": (
+        "- name: t",
+        (
+            "- name: t\n  fairness:\n    cost:\n      kind: money\n      as_of: 2025-01\n"
+            "      price: {input: 1, output: 3}\n      models:\n"
+            "        n: {input: 1, output: 3}"
+        ),
+        ["d:15: unknown model `n` at `$.deployment.fairness.cost.models`"],
+    ),
     "unknown class of a pool": (
         "model: m",
         "model: m\n      classes: [interactiv]",

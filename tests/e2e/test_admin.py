@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from headrace.adapters.journal.ring import segments
+from headrace.cli import main
 from headrace.config.schema import AdminSpec, ServerSpec, Settings
 from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
@@ -169,6 +170,25 @@ def test_a_process_is_watched_and_drained_and_tells_no_secret(tmp_path: Path) ->
         assert planted not in "".join([shown, err, *kept])
     for planted in (KEY, ADMIN):
         assert key_hash(planted).removeprefix("sha256:") not in shown + err
+
+
+def test_what_an_answer_was_decided_by_is_told_while_the_process_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(written(tmp_path)) as (process, traffic, _), asking(traffic) as ask:
+        told = [ask()["x-headrace-decision-id"] for _ in range(2)]
+        for number in told:
+            for source in (["journal"], ["--log", "decisions.jsonl"]):
+                *flag, name = source
+                words = [number, *flag, str(tmp_path / name), "--decision", "--json"]
+                assert main(["explain", *words]) == 0
+                story = json.loads(capsys.readouterr().out)
+                assert str(story["entry"]["decision_id"]) == number
+                assert story["entry"]["decision"]["type"] == "admit"
+                assert len(story["routes"]) == 1
+        assert main(["explain", told[0], str(tmp_path / "journal"), "--decision"]) == 0
+        assert "It succeeded at p-0 and met every bound." in capsys.readouterr().out
+        finished(process)
 
 
 @pytest.mark.asyncio

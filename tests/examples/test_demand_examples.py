@@ -6,7 +6,7 @@ from headrace.config.profiles import load_profile
 from headrace.model.deployment import ModelSpec, PoolSpec
 from headrace.model.ids import ModelName, RequestId, TenantId
 from headrace.model.request import Request
-from headrace.policy.fairness.vtc import Vtc
+from headrace.policy.fairness.costs import TokenCost, price
 from headrace.policy.predict.demand import demand
 from headrace.units import BLOCK_TOKENS, MIB, Tokens, ceil_div, mib_ceil
 from tests.plane.scenes import Driver, config
@@ -47,8 +47,8 @@ def test_ex_4_gates_fairness_and_router_see_it() -> None:
     assert made.counter("b") > 100 * made.counter("a")
     routed = [route.evidence.blocks for route in made.routes()]
     assert routed == [short.demand.kv_blocks, long.demand.kv_blocks]
-    rates = Vtc().rates(PROFILE)
-    assert rates.service(LONG[0], 0, LONG[1]) > 100 * rates.service(SHORT[0], 0, SHORT[1])
+    tokens = price(TokenCost(), "m", PROFILE)
+    assert tokens.service(LONG[0], 0, LONG[1]) > 100 * tokens.service(SHORT[0], 0, SHORT[1])
 
 
 def test_ex_8_replicas_are_rounded_up_and_exact_quotients_are_not() -> None:

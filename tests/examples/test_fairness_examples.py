@@ -9,7 +9,8 @@ from headrace.config.profiles import load_profile
 from headrace.model.decision import Reason
 from headrace.model.deployment import PoolSpec, TenantSpec
 from headrace.model.effect import Dispatch
-from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.policy.fairness.costs import WorkCost
+from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo
 from headrace.units import InstantNs
 from tests.plane.scenes import MS, Driver, S, config, patient, usage
@@ -122,7 +123,7 @@ def test_ex_14_under_an_rps_limit_the_long_ones_get_over_95_percent_of_gpu_work(
 
 
 def test_ex_14_work_shares_are_half_and_half_while_both_are_backlogged() -> None:
-    made = both(fairness=Vtc(cost=Cost.WORK))
+    made = both(fairness=Vtc(cost=WorkCost()))
     engine = run(made, until_s=60, offered=3_200)
     assert 0.45 < engine.share("chat") < 0.55
     sent = Counter(one.tenant for one in made.sent())

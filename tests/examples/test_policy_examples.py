@@ -15,7 +15,8 @@ from headrace.model.effect import Concluded, Effect
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig
-from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.policy.fairness.costs import Cost, TokenCost, WorkCost, price
+from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.report.compare import Comparison, Verdict, compare
 from headrace.report.summary import Summary, summarise
@@ -141,7 +142,7 @@ def equal_rates(
     rps: float,
     duration_s: float,
     rpm: int | None,
-    cost: Cost = Cost.TOKENS,
+    cost: Cost | None = None,
 ) -> Scenario:
     """Return short chat beside 32K in and 4K out, at equal request rates, without deadlines."""
     patient = ClassSpec(
@@ -153,7 +154,7 @@ def equal_rates(
         tenants=tuple(TenantSpec(name=name, rpm_limit=rpm) for name in ("chat", "long")),
         classes=(patient,),
         ordering=order,
-        fairness=Vtc(cost=cost),
+        fairness=Vtc(cost=cost or TokenCost()),
     )
     sources = tuple(
         TenantSource(tenant=TenantId(name), arrivals=Even(rps), lengths=lengths)
@@ -166,12 +167,12 @@ def equal_rates(
 def followed(one: Scenario) -> list[Served]:
     """Run a scenario and return what was served, once a second."""
     profile = one.deployment.pools[0].profile
-    rates = one.deployment.fairness.rates(profile)
+    tokens = price(TokenCost(), "m", profile)
     ended = Served(InstantNs(0), False, {"chat": 0, "long": 0}, {"chat": 0, "long": 0})
     out: list[Served] = []
 
     def add(to: Served, tenant: str, given: Tokens, made: Tokens) -> None:
-        to.service[tenant] += rates.service(given, 0, made)
+        to.service[tenant] += tokens.service(given, 0, made)
         to.work[tenant] += profile.work_ns(given, Tokens(0), made)
 
     def watch(world: World, effects: Sequence[Effect]) -> None:
@@ -205,7 +206,7 @@ def test_ex14_an_equal_request_rate_gives_long_requests_nearly_all_the_work() ->
 
 
 def test_ex14_work_shares_are_even_while_both_are_backlogged() -> None:
-    one = equal_rates(TenantFirst(), rps=10.0, duration_s=400.0, rpm=None, cost=Cost.WORK)
+    one = equal_rates(TenantFirst(), rps=10.0, duration_s=400.0, rpm=None, cost=WorkCost())
     both = [sample for sample in followed(one) if sample.both_wait]
     assert both[-1].at - both[0].at > 390 * NS_PER_S
     # The first long answers are charged by a guess of their length, so the start is left out.

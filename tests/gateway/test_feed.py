@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from headrace.gateway.families import FAMILIES, Kind, exposed
 from headrace.gateway.feed import Distribution, Feed
-from headrace.gateway.labels import Labels, kept
+from headrace.gateway.labels import Labels, kept, opened
 from headrace.model.decision import Reason
 from headrace.model.deployment import TenantSpec
 from headrace.model.ids import ClassName, TenantId
@@ -60,7 +60,7 @@ def test_counts_without_a_label_of_their_own_are_added_up() -> None:
         tally.met, tally.outcomes = met, {Outcome.SUCCESS: met}
         tally.rejected = {Reason.TOKEN_RATE: met} if met > 1 else {}
     config = deployment(tenants=(TenantSpec(name="a"), TenantSpec(name="b")))
-    found = Labels(config, 1).tallies(kept(accounts))
+    found = Labels(config, 1).tallies(opened(kept(accounts)))
     other = found["other", "interactive"]
     assert (found["a", "interactive"].met, other.met) == (1, 6)
     assert (other.outcomes, other.rejected) == ({Outcome.SUCCESS: 6}, {Reason.TOKEN_RATE: 6})

@@ -12,11 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config.schema import AdminSpec
 from headrace.gateway.families import FAMILIES
 from headrace.model.decision import Reason
+from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Snapshot, Usage
 from headrace.model.event import ReplicaDown
-from headrace.model.ids import ClassName, TenantId
+from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.price import PriceSpec
 from headrace.model.slo import Outcome
 from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.costs import MoneyCost, revision
+from headrace.policy.fairness.vtc import Vtc
+from headrace.policy.ordering.orders import TenantFirst
 from headrace.ports.engine import Ending
 from headrace.units import NS_PER_MS, NS_PER_S, REQUEST_TOKENS_MAX, Blocks, Tokens
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed, value
@@ -26,8 +32,8 @@ from tests.support import require_service
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 
-def obedient() -> tuple[Managed, ObedientEngine]:
-    gateway = Managed(lambda clock: [ObedientEngine(clock)])
+def obedient(config: PlaneConfig | None = None) -> tuple[Managed, ObedientEngine]:
+    gateway = Managed(lambda clock: [ObedientEngine(clock)], config=config)
     (engine,) = gateway.engines
     return gateway, engine
 
@@ -243,6 +249,19 @@ async def test_tenants_beyond_the_bound_are_added_up_as_other() -> None:
     gateway.finish()
 
 
+async def test_the_revision_of_the_cost_is_a_label_of_what_it_counts() -> None:
+    listed = MoneyCost(as_of="2025-01", price=PriceSpec(input=2.0, output=8.0))
+    gateway = Managed(config=replace(deployment(), fairness=Vtc(cost=listed)))
+    answer = (await gateway.ask(max_tokens=4).done()).json
+    given, made = (answer["usage"][name] for name in ("prompt_tokens", "completion_tokens"))
+    found = await gateway.scrape()
+    cost = revision(listed)
+    assert value(found, "headrace_policy_info", cost=cost) == 1
+    spent = value(found, "headrace_tenant_virtual_service", model="m", tenant="free", cost=cost)
+    assert spent == 2_000 * given + 8_000 * made, "billionths of a dollar, by the engine's count"
+    gateway.finish()
+
+
 async def test_what_an_audited_gate_would_have_refused_is_counted() -> None:
     config = replace(deployment(ttft_ms=20.0), admission=Gates(mode=GateMode.AUDIT))
     gateway = Managed(config=config)
@@ -376,4 +395,72 @@ async def test_the_most_that_engines_are_believed_breaks_no_metrics() -> None:
     assert value(found, "headrace_output_tokens_total", **who) == 3 * REQUEST_TOKENS_MAX
     assert sum(one.value for one in found["headrace_replica_preemptions_total"]) == most
     assert (await gateway.look("/state")).status == 200
+    gateway.finish()
+
+
+async def test_service_follows_first_token_ticks_and_usage() -> None:
+    gateway, engine = obedient()
+    caller = gateway.ask(stream=True)
+    who = {"model": "m", "tenant": "free"}
+    await reach(gateway.clock, 150)
+    assert value(await gateway.scrape(), "headrace_service_total", **who) == 0, "only sent so far"
+    engine.say("one")
+    await reach(gateway.clock, 160)
+    found = await gateway.scrape()
+    (flight,) = gateway.driver.plane.state.ledger.flights.values()
+    price = gateway.driver.plane.settings.prices[ModelName("m")]
+    given = value(found, "headrace_served_input_tokens_total", **who)
+    assert given == flight.input_tokens
+    assert value(found, "headrace_served_output_tokens_total", **who) == 1
+    engine.say("two three four")
+    await reach(gateway.clock, 350)
+    found = await gateway.scrape()
+    assert value(found, "headrace_served_output_tokens_total", **who) == 4
+    service = price.service(flight.input_tokens, 0, 4)
+    assert value(found, "headrace_service_total", **who) == service
+    engine.end()
+    await caller.done()
+    found = await gateway.scrape()
+    assert value(found, "headrace_service_total", **who) == service
+    assert value(found, "headrace_served_cached_tokens_total", **who) == 0
+    gateway.finish()
+
+
+async def test_who_waits_long_is_seen_and_shares_once_two_have_waited_for_a_minute() -> None:
+    spec = (TenantSpec(name="free"), TenantSpec(name="single"))
+    config = deployment(ttft_ms=3_600_000.0, tenants=spec)
+    config = replace(config, ordering=TenantFirst(lend_after_ms=86_400_000.0))
+    gateway, engine = obedient(config)
+    callers = [
+        gateway.ask(
+            key=KEYS[name],
+            messages=[{"role": "user", "content": f"{nth} word " * 8_000}],
+            stream=True,
+        )
+        for nth, name in enumerate(("free", "single") * 4)
+    ]
+    await reach(gateway.clock, 1_000)
+    found = await gateway.scrape()
+    free, single = ({"model": "m", "tenant": name} for name in ("free", "single"))
+    name = "headrace_tenant_starvation_seconds"
+    assert value(found, name, **free) == pytest.approx(1.0, abs=0.01)
+    engine.say("x")  # its prefill is over: the next one is sent
+    await reach(gateway.clock, 1_500)
+    found = await gateway.scrape()
+    assert value(found, name, **free) == pytest.approx(0.5, abs=0.01), "since its turn"
+    assert value(found, name, **single) == pytest.approx(1.5, abs=0.01)
+    assert value(found, "headrace_tenant_queue_emptied_total", **free) == 0
+    assert "headrace_tenant_share_deviation" not in found
+    for nth in range(3):
+        engine.say("x")
+        await reach(gateway.clock, 1_600 + nth)
+    await reach(gateway.clock, 61_500)
+    found = await gateway.scrape()
+    strayed = [value(found, "headrace_tenant_share_deviation", **who) for who in (free, single)]
+    assert strayed == pytest.approx([0.25, -0.25], abs=0.001), (
+        "three prompts of four since the first look"
+    )
+    for caller in callers:
+        caller.leave()
+    gateway.driver.end_all()
     gateway.finish()

@@ -277,15 +277,15 @@ async def test_load_raises_what_is_seen_of_it() -> None:
     """Saturation is read off the state that admission uses (trap 19)."""
     gateway, _ = obedient()
     key = ModelName(MODEL), ClassName("interactive")
-    assert waiting(gateway.driver.plane)[key].count == 0
+    assert waiting(gateway.driver.plane).classes[key].count == 0
     callers = [gateway.ask(messages=LONG) for _ in range(3)]
     await reach(gateway.clock, 1)
-    seen = waiting(gateway.driver.plane)[key]
+    seen = waiting(gateway.driver.plane).classes[key]
     assert (seen.count, seen.work_ns > 0) == (2, True)
     for one in callers:
         one.leave()
     await asyncio.wait({one.task for one in callers})
-    assert waiting(gateway.driver.plane)[key].count == 0
+    assert waiting(gateway.driver.plane).classes[key].count == 0
     gateway.finish()
 
 

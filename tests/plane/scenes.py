@@ -36,12 +36,22 @@ from headrace.model.ids import (
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.paths import Path
+from headrace.model.price import PriceSpec
 from headrace.model.profile import DecodeFit, MixedFit, Profile
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.state import Live, ModelState
 from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.fairness.costs import (
+    Cost,
+    KvCost,
+    MixCost,
+    MoneyCost,
+    RequestCost,
+    TokenCost,
+    WorkCost,
+)
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, Tokens
 
 H100 = Profile(
@@ -58,6 +68,16 @@ H100 = Profile(
 MODEL = ModelName("m")
 S = NS_PER_S
 MS = NS_PER_MS
+COSTS: dict[str, Cost] = {
+    "request": RequestCost(),
+    "tokens": TokenCost(),
+    "alike": TokenCost(input_weight=1, output_weight=1, cached_weight=1),
+    "work": WorkCost(),
+    "kv": KvCost(),
+    "money": MoneyCost(as_of="2025-01", price=PriceSpec(input=0.5, cached=0.05, output=1.5)),
+    "mix": MixCost(prefill_weight=2, decode_weight=0.5),
+}
+"""One of each kind, and weights that are not the default ones."""
 
 
 def config(**changes: Any) -> PlaneConfig:

@@ -31,9 +31,9 @@ from headrace.plane.journal import (
     frames,
     verify,
 )
-from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.policy.fairness.vtc import Vtc
 from headrace.units import REQUEST_TOKENS_MAX, SUM_MAX, InstantNs
-from tests.plane.scenes import H100, MS, Driver, config, usage
+from tests.plane.scenes import COSTS, H100, MS, Driver, config, usage
 
 
 class Recorded(Driver):
@@ -330,7 +330,7 @@ def test_the_most_that_engines_are_believed_breaks_no_journal() -> None:
     made, most = Recorded(), REQUEST_TOKENS_MAX
     slow = replace(H100, decode=DecodeFit(a_ms=6.06, c_ms=0.0079, d_ms=1e-2), reference_batch=1)
     pool = PoolSpec(name="p", model="m", profile=slow)
-    for cost in Cost:
+    for cost in COSTS.values():
         made.configure(config(pools=(pool,), fairness=Vtc(cost=cost)))
         for nth in range(50):
             made.arrive("abc"[nth % 3], 100)

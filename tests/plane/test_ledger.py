@@ -14,12 +14,14 @@ from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.model.paths import Level, Link, Path, path
 from headrace.plane.ledger import Bucket, Flight, Ledger
+from headrace.policy.fairness.costs import GpuTime, Linear, Price, price
 from headrace.policy.fairness.shares import Rules
-from headrace.policy.fairness.vtc import Price, Rates, Worked, share
+from headrace.policy.fairness.vtc import share
 from headrace.units import DurationNs, InstantNs, blocks_for
-from tests.plane.scenes import H100, S, usage
+from tests.plane.scenes import COSTS, H100, S, usage
 
-RATES = Rates(uncached=1_000_000, cached=100_000, output=3_000_000)
+RATES = Price("test", Linear(uncached=1_000_000, cached=100_000, output=3_000_000))
+PRICES = (RATES, *(price(cost, "m", H100) for cost in COSTS.values()))
 MODEL, TENANT = ModelName("m"), TenantId("a")
 MINUTE = 60 * S
 NOW = InstantNs(0)
@@ -316,7 +318,7 @@ def test_of_the_prefill_that_is_left_the_first_falls_with_time_and_no_other() ->
 
 
 def test_under_another_cost_counters_begin_anew_with_what_is_in_flight() -> None:
-    books, work = ledger(), Worked(H100)
+    books, work = ledger(), Price("test", GpuTime(H100))
     books.rebase(ModelName("unheard of"), work)
     books.book(AttemptId(1), flight(), RATES)
     books.first_token(AttemptId(1), NOW)
@@ -454,7 +456,7 @@ class Books(RuleBasedStateMachine):
                 self.price.service(uncached, one.cached_tokens, made) // one.way[-1].weight
             )
 
-    @rule(price=st.sampled_from((RATES, Worked(H100), Rates(uncached=5, cached=1, output=2))))
+    @rule(price=st.sampled_from(PRICES))
     def rebase(self, price: Price) -> None:
         self.price, self.settled = price, 0
         self.ledger.rebase(MODEL, price)

@@ -13,12 +13,13 @@ from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.state import Phase
 from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.fairness.costs import Cost, MoneyCost, Price, WorkCost, price
 from headrace.policy.fairness.shares import Side
-from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import MICRO, InstantNs
 from tests.plane import invariants
-from tests.plane.scenes import H100, MODEL, Driver, S, config, patient, small, usage
+from tests.plane.scenes import COSTS, H100, MODEL, Driver, S, config, patient, small, usage
 
 ONE = (PoolSpec(name="p", model="m", profile=small(65_536, running=1)),)
 CHAT = ClassSpec(name="chat", ttft_ms=20_000.0)
@@ -235,7 +236,7 @@ def test_another_cost_of_service_restarts_the_counters_with_what_is_in_flight() 
         made.serve(request, output=900)
     before = {tenant: made.counter(tenant) for tenant in "abc"}
     flight = next(iter(made.plane.state.ledger.flights.values()))
-    change(made, fairness=Vtc(cost=Cost.WORK))
+    change(made, fairness=Vtc(cost=WorkCost()))
     charged = small(65_536, running=1).work_ns(flight.input_tokens, 0, flight.predicted)
     after = {tenant: made.counter(tenant) for tenant in "abc"}
     assert after == dict.fromkeys("abc", 0) | {flight.tenant: charged // flight.way[-1].weight}
@@ -244,6 +245,86 @@ def test_another_cost_of_service_restarts_the_counters_with_what_is_in_flight() 
     invariants.hold(made.plane, made.now)
     change(made)
     invariants.over(made.plane)
+    assert {made.counter(tenant) for tenant in "abc"} == {0}
+
+
+EVERY = [pytest.param(cost, id=name) for name, cost in COSTS.items()]
+
+
+def under(cost: Cost) -> Driver:
+    """Return a plane with two answers under way, one past its forecast, and one not begun."""
+    made = Driver(config(fairness=Vtc(cost=cost)))
+    for tenant, tokens in (("a", 300), ("b", 900), ("c", 600), ("a", 500)):
+        made.arrive(tenant, tokens)
+    for request in (1, 2, 4):
+        made.first(made.live(request).attempt)
+    made.tick((made.live(1).attempt, 700), (made.live(2).attempt, 5))
+    made.end(made.live(4).attempt, usage=usage(500, 40), timing=made.timing(40))
+    return made
+
+
+@pytest.mark.parametrize("new", EVERY)
+@pytest.mark.parametrize("old", EVERY)
+def test_work_under_way_is_charged_anew_in_the_new_unit_and_settled_in_it(
+    old: Cost, new: Cost
+) -> None:
+    made = under(old)
+    kept = {tenant: made.counter(tenant) for tenant in "abc"}
+    made.configure(config(fairness=Vtc(cost=new)), revision=2)
+    invariants.hold(made.plane, made.now)
+    if new == old:
+        assert {tenant: made.counter(tenant) for tenant in "abc"} == kept
+        return
+    price = new_price(new)
+    forecast = made.live(3).demand.output_p50
+    assert made.counter("a") == price.service(300, 0, 700), "what ended counts no more"
+    assert made.counter("b") == price.service(900, 0, max(5, forecast))
+    assert made.counter("c") == price.service(600, 0, forecast)
+    made.end(made.live(1).attempt, usage=usage(310, 800, 32), timing=made.timing(800))
+    made.leave(2, made.timing(9))
+    made.leave(3)
+    assert made.counter("a") == price.service(278, 32, 800)
+    assert made.counter("b") == price.service(900, 0, 9)
+    assert made.counter("c") == 0, "no token, nothing owed"
+    invariants.over(made.plane)
+
+
+def new_price(cost: Cost) -> Price:
+    return price(cost, "m", H100)
+
+
+def test_a_new_price_list_is_a_new_revision_even_at_the_same_prices() -> None:
+    listed = COSTS["money"]
+    assert isinstance(listed, MoneyCost)
+    made = under(listed)
+    made.configure(config(fairness=Vtc(cost=replace(listed, as_of="2025-02"))), revision=2)
+    assert made.counter("a") == new_price(listed).service(300, 0, 700) // 4
+    made.arrive("a", 100)
+    told = [made.entries()[0].evidence.cost, made.entries()[-1].evidence.cost]
+    sent = [made.routes()[0].evidence.cost, made.routes()[-1].evidence.cost]
+    assert told == sent
+    assert told[0] != told[1]
+    assert all(one.startswith("money-1-") for one in told)
+
+
+def test_another_profile_is_another_unit() -> None:
+    made = under(WorkCost())
+    slow = (PoolSpec(name="p", model="m", profile=H100.paced(2.0)),)
+    made.configure(config(fairness=Vtc(cost=WorkCost()), pools=slow), revision=2)
+    assert made.counter("a") == H100.paced(2.0).work_ns(300, 0, 700) // 4
+
+
+def test_a_model_that_was_away_while_the_cost_changed_comes_back_with_new_counters() -> None:
+    made = busy()
+    made.serve(1)
+    assert made.counter("a") > 0
+    other = {
+        "models": (ModelSpec(name="n"),),
+        "pools": (PoolSpec(name="q", model="n", profile=H100),),
+    }
+    change(made, **other)
+    change(made, **other, fairness=Vtc(cost=WorkCost()))
+    change(made, fairness=Vtc(cost=WorkCost()))
     assert {made.counter(tenant) for tenant in "abc"} == {0}
 
 

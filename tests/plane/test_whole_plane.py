@@ -47,7 +47,8 @@ from headrace.plane.journal import Recorder, Verified, verify
 from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig, canonical
-from headrace.policy.fairness.vtc import Cost, Vtc
+from headrace.policy.fairness.costs import KvCost, WorkCost
+from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens
 from tests.plane import invariants
@@ -93,7 +94,8 @@ CONFIGS = (
     _without(pools=POOLS[:1]),
     _without(pools=POOLS[1:]),
     _without(models=BASE.models[1:], pools=POOLS[2:]),
-    _without(fairness=Vtc(cost=Cost.WORK)),
+    _without(fairness=Vtc(cost=WorkCost())),
+    _without(fairness=Vtc(cost=KvCost())),
 )
 NAMES = ("r0", "r1", "r2", "r3")
 OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill, PrefillFirst
+from headrace.policy.batching import (
+    ChunkedPrefill,
+    DecodeFirst,
+    DynamicChunk,
+    PacedPrefill,
+    PrefillFirst,
+)
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
@@ -59,6 +65,10 @@ ORDERS: list[Ordering] = [
     TenantFirst(lend_after_ms=None),
 ]
 POLICIES: list[BatchingPolicy] = [
+    PacedPrefill(),
+    PacedPrefill(step_ms=6.8, least_tokens=1, lend_gap_ms=15.0, token_budget_max=90),
+    DecodeFirst(token_budget=100),
+    DynamicChunk(running_limit=5),
     ChunkedPrefill(),
     ChunkedPrefill(chunk_limit=20),
     ByDeadline(),

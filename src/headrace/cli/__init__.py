@@ -20,6 +20,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("decisions verify", "headrace.cli.verify:decisions", "Recompute every decision of a log."),
     ("demo", "headrace.cli.demo:demo", "Show the control plane at work, live and simulated."),
     ("engine", "headrace.cli.engine:engine", "Serve one emulated replica as vLLM would."),
+    ("explain", "headrace.cli.explain:explain", "Tell what was decided about a request, and why."),
     ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
     ("parity", "headrace.cli.parity:parity", "Run a scenario simulated and live, and compare."),
     ("replay", "headrace.cli.replay:replay", "Offer a trace to a live server, open-loop."),

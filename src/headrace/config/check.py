@@ -17,6 +17,7 @@ from headrace.model.deployment import PoolSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.costs import MoneyCost
 from headrace.units import NS_PER_MS, PS_PER_NS, ms
 
 _COMPARED_MAX = 1_000
@@ -120,6 +121,9 @@ def _references(settings: Settings) -> Iterator[Problem]:
         if not _is_place(upstream.url):
             message = f"`{upstream.url}` has no host, or a port that is none"
             yield Problem(path=f"$.upstreams[{i}].url", message=message)
+    cost = plane.fairness.cost
+    for name in cost.models if isinstance(cost, MoneyCost) else ():
+        yield from _unknown("$.deployment.fairness.cost.models", "model", name, models)
     yield from _taken(settings)
 
 

@@ -4,13 +4,14 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
-from math import ceil
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from headrace.model.deployment import END, Name
-from headrace.model.engine import EngineKind, Usage
+from headrace.model.engine import EngineKind
+from headrace.model.price import PriceSpec
+from headrace.policy.batching import Batching, ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
@@ -95,26 +96,6 @@ class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File that gets one JSON line for each change; none: the log `headrace.audit` alone."""
 
 
-_Usd = Annotated[float, Meta(ge=0, le=1_000_000)]
-
-
-class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a hosted engine charges, in US dollars for a million tokens."""
-
-    input: _Usd
-    output: _Usd
-    cached: _Usd | None = None
-    """Of input tokens found in its cache. None: as any others."""
-
-    def micro_usd(self, usage: Usage) -> int:
-        """Return what an answer costs, rounded up: dollars a million are micro-dollars each."""
-        cached = self.input if self.cached is None else self.cached
-        fresh = usage.input_tokens - usage.cached_tokens
-        return ceil(
-            fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output
-        )
-
-
 class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
 
@@ -161,6 +142,8 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
     """Spread of step times around the profile, in percent. 2: replicas do not move in
     step, and no objective is decided by it."""
+    batching: Batching = ChunkedPrefill()
+    """How their steps are filled. Chunked prefill: vLLM's own, so that they behave as it does."""
 
     def noise_ppm(self) -> int:
         """Return the spread in millionths, rounded once."""

@@ -59,6 +59,17 @@ FAMILIES: dict[str, Family] = {
         _WHY,
     ),
     "output_tokens": Family(_C, "Tokens made for admitted requests, by the engine's count.", _WHO),
+    "lent_turns": Family(
+        _C,
+        "Attempts of them that had their turn before a tenant further under its share, which could "
+        "wait.",
+        _WHO,
+    ),
+    "relegated_requests": Family(
+        _C,
+        "Requests that waited past their latest start, and went behind their tenant's others.",
+        _WHO,
+    ),
     # Goodput: the numerators; attainment is met over admitted, goodput a rate of these.
     "met_requests": Family(_C, "Requests that succeeded inside every declared bound.", _WHO),
     "met_output_tokens": Family(_C, "Output tokens of those.", _WHO),
@@ -129,11 +140,42 @@ FAMILIES: dict[str, Family] = {
         "absent while none with a bound waits.",
         _QUEUE,
     ),
+    "service": Family(
+        _C,
+        "Service that a tenant had, in the unit of the cost function (millionths of an input token, "
+        "ns of GPU time), weights apart: prompts from their first token, output as of the last tick.",
+        _TENANT,
+    ),
+    "served_input_tokens": Family(_C, "Input tokens computed for it.", _TENANT),
+    "served_cached_tokens": Family(
+        _C, "Input tokens that a prefix cache had for it, as expected until usage tells.", _TENANT
+    ),
+    "served_output_tokens": Family(_C, "Output tokens made for it.", _TENANT),
     "tenant_virtual_service": Family(
-        _G, "Service charged to a tenant, in millionths of an input token by weight.", _TENANT
+        _G,
+        "Service charged to a tenant by weight, in the unit of the cost that counts; another "
+        "revision of the cost starts anew.",
+        (*_TENANT, "cost"),
     ),
     "tenant_queued_requests": Family(_G, "A tenant's requests that wait.", _TENANT),
     "tenant_queued_work_seconds": Family(_G, "A tenant's predicted work that waits.", _TENANT),
+    "tenant_queue_emptied": Family(
+        _C,
+        "Times that a tenant's last waiting request left the queue: who waits at two scrapes "
+        "without one in between has waited all the time.",
+        _TENANT,
+    ),
+    "tenant_starvation_seconds": Family(
+        _G,
+        "Time for which a tenant that waits has had no turn; absent while it does not wait.",
+        _TENANT,
+    ),
+    "tenant_share_deviation": Family(
+        _G,
+        "Share of the service of the last minute less the fair share, among tenants that competed "
+        "for turns all the while; absent unless two did, or before the second scrape.",
+        _TENANT,
+    ),
     "work_rate": Family(
         _G,
         "Queued work seconds that one replica takes on in a second, as measured under load.",
@@ -183,7 +225,7 @@ FAMILIES: dict[str, Family] = {
     "policy_info": Family(
         _G,
         "1, with what the policy is called.",
-        ("revision", "mode", "wait", "ordering", "goodput_formula"),
+        ("revision", "mode", "wait", "ordering", "cost", "goodput_formula"),
     ),
     "build_info": Family(_G, "1, with the version.", ("version",)),
     "journal_dropped_frames": Family(

@@ -12,13 +12,13 @@ from operator import add
 
 from msgspec import Struct
 
-from headrace.config.schema import PriceSpec
 from headrace.gateway.labels import OTHER
 from headrace.model.decision import Admit
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import ReplicaName, RequestId
 from headrace.model.meter import GAP_EDGES_NS
+from headrace.model.price import PriceSpec
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, ms, to_seconds
 

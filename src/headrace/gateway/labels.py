@@ -4,13 +4,13 @@ Callers choose names of tenants, classes and models only within these bounds, so
 mint a series (trap 56).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import msgspec
 
-from headrace.model.ids import ClassName, TenantId
-from headrace.plane.accounts import Accounts, Tally
+from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.plane.accounts import Accounts, Served, Tally
 from headrace.policy.catalog import PlaneConfig
 
 OTHER = "other"
@@ -26,6 +26,11 @@ def kept(accounts: Accounts) -> bytes:
     A fraction of a microsecond a tally, where adding them up takes several.
     """
     return _ENCODE(accounts)
+
+
+def opened(content: bytes) -> Accounts:
+    """Return the accounts that were `kept`."""
+    return _DECODE(content)
 
 
 class Labels:
@@ -48,13 +53,30 @@ class Labels:
         """Yield the tenants with a label of their own."""
         return map(TenantId, self._tenants)
 
-    def tallies(self, content: bytes) -> dict[tuple[str, str], Tally]:
-        """Return `kept` counts by (tenant, class) label; those without an own label added up."""
+    def tallies(self, accounts: Accounts) -> dict[tuple[str, str], Tally]:
+        """Return counts by (tenant, class) label; those without an own label added up."""
         found: dict[tuple[str, str], Tally] = {}
-        for tenant, by_class in _DECODE(content).tallies.items():
+        for tenant, by_class in accounts.tallies.items():
             for slo_class, tally in by_class.items():
                 place = (self.tenant(tenant), self.slo_class(slo_class))
                 found[place] = _sum(found[place], tally) if place in found else tally
+        return found
+
+    def served(
+        self, accounts: Accounts, live: Mapping[tuple[ModelName, TenantId], Served]
+    ) -> dict[tuple[str, str], Served]:
+        """Return what was served by (model, tenant) label, with what those still `live` had."""
+        found: dict[tuple[str, str], Served] = {}
+        over = (
+            ((model, tenant), served)
+            for model, by_tenant in accounts.served.items()
+            for tenant, served in by_tenant.items()
+        )
+        for (model, tenant), served in (*over, *live.items()):
+            total = found.setdefault((model, self.tenant(tenant)), Served())
+            tokens = (served.uncached, served.cached, served.output)
+            total.add(tokens, served.service, served.weighted)
+            total.emptied += served.emptied
         return found
 
 

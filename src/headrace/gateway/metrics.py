@@ -1,8 +1,8 @@
 """What Prometheus is told: read off the plane's state and the feed at each scrape.
 
-Nothing is kept here, so nothing can be left behind: a replica that is gone has no series, a tenant
-that was never configured has none either, and what is not known has no sample. `take` reads on the
-event loop and is quick; adding up and writing out can be left to another thread.
+Nothing that is gone has a series: no replica, no tenant that was never configured; and what is not
+known has no sample. All that is kept here are a minute of shares and what counters that may be
+corrected have shown. `take` reads on the event loop and is quick; adding up and writing out can be left to another thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,16 +15,17 @@ from prometheus_client.core import Metric
 from headrace import __version__
 from headrace.gateway import health
 from headrace.gateway.driver import Driver
+from headrace.gateway.fairness import Rising, Shares, Who, competing, counters, in_flight
 from headrace.gateway.families import FAMILIES, PREFIX, exposed
 from headrace.gateway.feed import Distribution, Feed
-from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept
-from headrace.gateway.reading import fleet, waiting
+from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
+from headrace.gateway.reading import Queues, fleet, waiting
 from headrace.model.engine import Snapshot
-from headrace.model.ids import ModelName, TenantId
+from headrace.model.ids import ModelName
 from headrace.model.slo import FORMULA_REVISION
-from headrace.plane.accounts import Tally
-from headrace.plane.core import Plane
+from headrace.plane.accounts import Served, Tally
 from headrace.plane.machine import Resolved
+from headrace.policy.fairness.costs import revision
 from headrace.ports.clock import Clock
 from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
 
@@ -96,6 +97,9 @@ class Taken(Struct, frozen=True, kw_only=True):
     sheet: Sheet
     labels: Labels
     accounts: bytes
+    live: Mapping[Who, Served]
+    """What attempts that go on have had."""
+    rising: Rising
 
     @property
     def small(self) -> bool:
@@ -104,8 +108,11 @@ class Taken(Struct, frozen=True, kw_only=True):
 
     def metrics(self) -> list[Metric]:
         """Return every family with a sample; to be asked once."""
-        for who, tally in self.labels.tallies(self.accounts).items():
+        accounts = opened(self.accounts)
+        for who, tally in self.labels.tallies(accounts).items():
             _tally(self.sheet, tally, who)
+        for whom, served in self.labels.served(accounts, self.live).items():
+            _served(self.sheet, served, whom, self.rising)
         return self.sheet.metrics()
 
 
@@ -119,6 +126,8 @@ class Metrics:
         self._driver, self._feed, self._clock = driver, feed, clock
         self._sources, self._tenants_max = sources, tenants_max
         self._known: tuple[Resolved, Labels] | None = None
+        self._shares = Shares()
+        self._rising: tuple[object, Rising] = (None, Rising())
 
     def labels(self) -> Labels:
         """Return the labels of the configuration in force."""
@@ -135,14 +144,29 @@ class Metrics:
         """Read what must be read at one instant."""
         sheet, labels = Sheet(), self.labels()
         now = max(self._driver.plane.state.now, self._clock.now())
+        plane = self._driver.plane
+        queues, live = waiting(plane), in_flight(plane)
         self._fed(sheet)
-        self._queues(sheet, labels, now)
+        self._queues(sheet, labels, queues, now)
         self._tenants(sheet, labels)
+        self._fair(sheet, labels, queues, live, now)
         self._replicas(sheet, now)
         self._process(sheet)
         self._shadow(sheet)
-        accounts = kept(self._driver.plane.state.accounts)
-        return Taken(sheet=sheet, labels=labels, accounts=accounts)
+        return Taken(
+            sheet=sheet,
+            labels=labels,
+            accounts=kept(plane.state.accounts),
+            live=live,
+            rising=self._shown(),
+        )
+
+    def _shown(self) -> Rising:
+        """Return what was shown in the present cost function's unit."""
+        cost = self._driver.plane.settings.config.fairness
+        if self._rising[0] != cost:
+            self._rising = (cost, Rising())
+        return self._rising[1]
 
     def _fed(self, sheet: Sheet) -> None:
         feed = self._feed
@@ -164,9 +188,9 @@ class Metrics:
         for who, paid in feed.spend.items():
             sheet.put("spend_usd", paid / MICRO, *who)
 
-    def _queues(self, sheet: Sheet, labels: Labels, now: InstantNs) -> None:
-        """Show who waits by model and class; one pass over all that is live."""
-        for (model, slo_class), found in waiting(self._driver.plane).items():
+    def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
+        """Show who waits by model and class."""
+        for (model, slo_class), found in queues.classes.items():
             label = labels.slo_class(slo_class)
             sheet.put("queued_requests", found.count, model, label)
             sheet.put("queued_work_seconds", to_seconds(found.work_ns), model, label)
@@ -179,11 +203,13 @@ class Metrics:
 
     def _tenants(self, sheet: Sheet, labels: Labels) -> None:
         """Show counters and what waits; what has no label of its own is added up."""
-        state = self._driver.plane.state
-        for model in state.ledger.shares:
-            for tenant in labels.tenants():  # counters of others cannot be added up
-                value = virtual_service(self._driver.plane, model, tenant)
-                sheet.put_known("tenant_virtual_service", value, model, tenant)
+        plane = self._driver.plane
+        state, prices = plane.state, plane.settings.prices
+        # Counters of tenants without a label cannot be added up.
+        for (model, tenant), value in counters(plane, labels.tenants()).items():
+            if model in prices:  # else it has no pool any more
+                cost = prices[model].revision
+                sheet.put("tenant_virtual_service", value, model, tenant, cost)
         for model, known in state.models.items():
             for pool, rate in known.rates.items():
                 sheet.put("work_rate", rate.micro() / MICRO, model, pool)
@@ -195,6 +221,27 @@ class Metrics:
             for label, (count, work) in waits.items():
                 sheet.put("tenant_queued_requests", count, model, label)
                 sheet.put("tenant_queued_work_seconds", to_seconds(work), model, label)
+
+    def _fair(
+        self,
+        sheet: Sheet,
+        labels: Labels,
+        queues: Queues,
+        live: dict[Who, Served],
+        now: InstantNs,
+    ) -> None:
+        """Show who has waited long for a turn, and whose share strays."""
+        plane, starving = self._driver.plane, dict[tuple[str, str], int]()
+        for (model, tenant), since in queues.oldest.items():
+            had = plane.state.accounts.served.get(model, {}).get(tenant)
+            age = now - (since if had is None else max(since, had.turn_at))
+            place = (str(model), labels.tenant(tenant))
+            starving[place] = max(age, starving.get(place, 0))
+        for place, longest in starving.items():
+            sheet.put("tenant_starvation_seconds", to_seconds(longest), *place)
+        standing = competing(plane, live, labels.tenants())
+        for who, strayed in self._shares.deviations(standing, now).items():
+            sheet.put("tenant_share_deviation", strayed, *who)
 
     def _replicas(self, sheet: Sheet, now: InstantNs) -> None:
         plane = self._driver.plane
@@ -233,7 +280,8 @@ class Metrics:
         sheet.put("policy_revision", driver.revision)
         gates = config.admission
         ordering = str(config.ordering.__struct_config__.tag)
-        called = (str(driver.revision), gates.mode, gates.wait, ordering, FORMULA_REVISION)
+        cost = revision(config.fairness.cost)
+        called = (str(driver.revision), gates.mode, gates.wait, ordering, cost, FORMULA_REVISION)
         sheet.put("policy_info", 1, *called)
         sheet.put("build_info", 1, __version__)
         sheet.put("admin_denied", sources.denied())
@@ -272,6 +320,8 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
     sheet.put("admitted_requests", tally.admitted, *who)
     sheet.put("left_before_admission_requests", tally.left_before, *who)
     sheet.put("dispatched_attempts", tally.attempts, *who)
+    sheet.put("lent_turns", tally.lent, *who)
+    sheet.put("relegated_requests", tally.relegated, *who)
     sheet.put("output_tokens", tally.output_tokens, *who)
     sheet.put("met_requests", tally.met, *who)
     sheet.put("met_output_tokens", tally.met_tokens, *who)
@@ -284,6 +334,17 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
         sheet.put("ended_early_requests", count, *who, reason)
 
 
+def _served(sheet: Sheet, served: Served, who: tuple[str, str], rising: Rising) -> None:
+    for name, value in (
+        ("service", served.service),
+        ("served_input_tokens", served.uncached),
+        ("served_cached_tokens", served.cached),
+        ("served_output_tokens", served.output),
+    ):
+        sheet.put(name, rising.at_least(value, name, *who), *who)
+    sheet.put("tenant_queue_emptied", served.emptied, *who)
+
+
 def _report(sheet: Sheet, report: Snapshot, who: tuple[str, str, str]) -> None:
     """Show what a replica said of itself, as far as it tells."""
     sheet.put_known("replica_kv_blocks_used", report.kv_blocks_used, *who)
@@ -292,14 +353,3 @@ def _report(sheet: Sheet, report: Snapshot, who: tuple[str, str, str]) -> None:
     sheet.put_known("replica_prefix_hit_tokens", report.prefix_tokens_hit, *who)
     sheet.put_known("replica_prefix_queried_tokens", report.prefix_tokens_queried, *who)
     sheet.put_known("replica_preemptions", report.preemptions, *who)
-
-
-def virtual_service(plane: Plane, model: ModelName, tenant: TenantId) -> int | None:
-    """Return where a tenant's counters stand, those of its classes together; None: never served."""
-    settings, counters = plane.settings, plane.state.ledger.shares[model].counters
-    spec = settings.tenants.get(tenant)
-    if spec is None:
-        return None
-    keys = [settings.way(spec, name, None)[-1].key for name in settings.classes]
-    found = [counters[key] for key in keys if key in counters]
-    return sum(found) if found else None

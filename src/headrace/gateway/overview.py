@@ -10,7 +10,7 @@ from headrace.gateway import health
 from headrace.gateway.audit import written
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed, Rates
-from headrace.gateway.labels import SMALL_BYTES, Labels, kept
+from headrace.gateway.labels import SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import fleet, waiting
 from headrace.model.effect import Concluded
 from headrace.plane.accounts import Tally
@@ -135,7 +135,7 @@ class Taken(Struct, frozen=True, kw_only=True):
 
     def state(self) -> State:
         """Return the whole state."""
-        tallies = self.labels.tallies(self.accounts)
+        tallies = self.labels.tallies(opened(self.accounts))
         return replace(
             self.rest, tenants=[_tenant(*who, tally) for who, tally in sorted(tallies.items())]
         )
@@ -184,7 +184,7 @@ class Overview:
                 age_s=None if one.oldest is None else to_seconds(now - one.oldest),
                 earliest_slack_s=None if one.urgent is None else to_seconds(one.urgent - now),
             )
-            for (model, slo_class), one in waiting(self._driver.plane).items()
+            for (model, slo_class), one in waiting(self._driver.plane).classes.items()
         ]
 
     def _classes(self, now: InstantNs) -> list[ClassState]:

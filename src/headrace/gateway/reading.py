@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from headrace.model.ids import ClassName, ModelName
+from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.plane.core import Plane
 from headrace.plane.fleet import Replica
 from headrace.plane.state import ModelState, Phase
@@ -30,8 +30,18 @@ class Waiting(Struct):
             self.urgent = latest_start
 
 
-def waiting(plane: Plane) -> dict[tuple[ModelName, ClassName], Waiting]:
-    """Return who waits, by every model and class that it serves; one pass over all that is live."""
+class Queues(Struct, frozen=True):
+    """Who waits for whom."""
+
+    classes: dict[tuple[ModelName, ClassName], Waiting]
+    """By every model and class that it serves."""
+    oldest: dict[tuple[ModelName, TenantId], InstantNs]
+    """When the first came of those that wait, by model and tenant."""
+
+
+def waiting(plane: Plane) -> Queues:
+    """Return who waits; one pass over all that is live."""
+    oldest: dict[tuple[ModelName, TenantId], InstantNs] = {}
     found = {
         (model, one): Waiting()
         for model in plane.state.models
@@ -46,7 +56,10 @@ def waiting(plane: Plane) -> dict[tuple[ModelName, ClassName], Waiting]:
                 live.entry.arrived_at,
                 live.latest_start if bounded else None,
             )
-    return found
+            who, since = (live.model, live.request.tenant), live.entry.arrived_at
+            if since < oldest.get(who, since + 1):
+                oldest[who] = since
+    return Queues(found, oldest)
 
 
 def fleet(models: Mapping[ModelName, ModelState]) -> Iterator[tuple[ModelName, Replica]]:

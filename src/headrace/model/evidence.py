@@ -117,6 +117,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """Where its queue's counter stands, among those of its siblings."""
     least_counter: int
     """The least of those that wait; its own if nobody does."""
+    cost: str
+    """Revision of what counters count, which is their unit; empty: none was looked at."""
     own_queued: int
     own_queue_bound: int
     ready: int
@@ -137,6 +139,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     gap_ns: DurationNs
     turn: tuple[Term, ...]
     """Why it was its turn, from the root of the share tree down; empty where an order knows no shares."""
+    cost: str
+    """Revision of what counters count, which is their unit."""
     lent: bool
     """The turn was lent by a tenant that can wait."""
     patient: bool

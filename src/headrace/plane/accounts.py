@@ -1,15 +1,15 @@
 """The denominators: what was offered, taken, refused and met, by tenant and class (SLO-5).
 
-Counts only. Attainment and goodput are made from them where they are shown, never stored.
+Beside them what each tenant had of each model, by which shares are compared (FAIR-3). Counts only. Attainment and goodput are made from them where they are shown, never stored.
 """
 
 from msgspec import Struct
 
 from headrace.model.decision import Reason
 from headrace.model.effect import Concluded, Entry
-from headrace.model.ids import ClassName, TenantId
+from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.slo import Outcome
-from headrace.units import SUM_MAX
+from headrace.units import SUM_MAX, InstantNs
 
 
 class Tally(Struct):
@@ -31,12 +31,43 @@ class Tally(Struct):
     output_tokens: int = 0
     attempts: int = 0
     """Attempts sent to a replica: more than one for a request that was tried again."""
+    lent: int = 0
+    """Of them, those whose turn a tenant further under its share lent."""
+    relegated: int = 0
+    """Requests that waited past their latest start, and went behind their tenant's others."""
+
+
+class Served(Struct):
+    """What one tenant had of one model, by attempts that are over; as served, never as predicted."""
+
+    uncached: int = 0
+    """Input tokens computed."""
+    cached: int = 0
+    """Input tokens found in a prefix cache."""
+    output: int = 0
+    service: int = 0
+    """In the unit of the cost function."""
+    weighted: int = 0
+    """The same by weight: what the tenant's counter was charged, lifts apart."""
+    turn_at: InstantNs = InstantNs(0)
+    """When it last had a turn."""
+    emptied: int = 0
+    """How often its last waiting request left the queue."""
+
+    def add(self, tokens: tuple[int, int, int], service: int, weighted: int) -> None:
+        """Count (uncached, cached, output) tokens and the service that they were."""
+        self.uncached += tokens[0]
+        self.cached += tokens[1]
+        self.output += tokens[2]
+        self.service += service
+        self.weighted += weighted
 
 
 class Accounts(Struct):
-    """All tallies, by tenant then class; bounded by the configuration's tenants and classes."""
+    """All counts; bounded by the configuration's tenants, classes and models."""
 
     tallies: dict[TenantId, dict[ClassName, Tally]] = {}
+    served: dict[ModelName, dict[TenantId, Served]] = {}
 
     def tally(self, tenant: TenantId, slo_class: ClassName) -> Tally:
         """Return the counts of a (tenant, class), made on first use."""
@@ -47,6 +78,21 @@ class Accounts(Struct):
         if tally is None:
             tally = by_class[slo_class] = Tally()
         return tally
+
+    def had(self, model: ModelName, tenant: TenantId) -> Served:
+        """Return what a tenant had of a model, made on first use."""
+        by_tenant = self.served.get(model)
+        if by_tenant is None:
+            by_tenant = self.served[model] = {}
+        served = by_tenant.get(tenant)
+        if served is None:
+            served = by_tenant[tenant] = Served()
+        return served
+
+    def recost(self, model: ModelName) -> None:
+        """Count a model's service anew, in another unit; tokens stay what they are."""
+        for served in self.served.get(model, {}).values():
+            served.service = served.weighted = 0
 
     def offer(self, tally: Tally, entry: Entry) -> None:
         """Count one offered request."""

@@ -107,9 +107,10 @@ def relist(m: Machine, model: ModelName, known: ModelState, queue: str, now: Ins
     for request in backlog.relegate(order, queue, now):
         live = m.state.live[request]
         live.late = True
+        m.state.accounts.tally(live.request.tenant, live.slo_class).relegated += 1
         if not m.spec_of(live).expire:
             continue
-        backlog.take(order, shares, request)
+        _take(m, known, live)
         _expire(m, live, now, Reason.EXPIRED)
     if queue in backlog.queues:
         backlog.refresh(order, shares, queue, now)
@@ -124,9 +125,17 @@ def _expire(m: Machine, live: Live, now: InstantNs, reason: Reason) -> None:
 def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
     """Take a queued request out for good; the caller concludes it."""
     order, shares = m.settings.order, m.shares(live.model)
-    queue = known.backlog.take(order, shares, live.request.id)
+    queue = _take(m, known, live)
     if queue is not None:
         known.backlog.refresh(order, shares, queue, now)
+
+
+def _take(m: Machine, known: ModelState, live: Live) -> str | None:
+    """Take a request out of its queue; returns the queue if something is left there."""
+    queue = known.backlog.take(m.settings.order, m.shares(live.model), live.request.id)
+    if queue is None:
+        m.state.accounts.had(live.model, live.request.tenant).emptied += 1
+    return queue
 
 
 def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs) -> bool:
@@ -141,6 +150,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         output_p50=live.demand.output_p50,
         gap_ns=live.bounds.gap_ns,
         turn=terms,
+        cost=settings.prices[live.model].revision,
         lent=turn.lent,
         patient=turn.patient,
         replicas=views,
@@ -162,6 +172,8 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         placement=placement,
     )
     m.out.append(Decided(record))
+    if turn.lent:
+        m.state.accounts.tally(live.request.tenant, live.slo_class).lent += 1
     _book(m, known, live, turn, placement, now)
     return True
 
@@ -293,6 +305,7 @@ def _book(
     counters = tuple(shares.counter(step.key) for step in live.way)
     ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
+    m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
     known.fleet.dispatches += 1

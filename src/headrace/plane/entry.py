@@ -157,6 +157,7 @@ class _Asked:
             input_margin_ns=short,
             tenant_counter=counter,
             least_counter=counter if least is None else least,
+            cost=settings.prices[self.model].revision,
             own_queued=known.backlog.tenants.get(tenant_key(way), 0),
             own_queue_bound=self.class_spec.tenant_queue,
             ready=ready,

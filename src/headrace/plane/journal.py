@@ -167,19 +167,24 @@ class Differs(Struct, frozen=True, kw_only=True):
     why: str
 
 
-def verify(segments: Iterable[bytes]) -> Verified | Differs:
+Told = Callable[[Plane, Record, list[Effect]], None]
+
+
+def verify(segments: Iterable[bytes], told: Told | None = None) -> Verified | Differs:
     """Replay segments in order and compare the digest after each record.
 
     The first one may be any kept segment: it brings its own checkpoint. A following checkpoint must
-    equal the plane's own state. After a recorded gap the next checkpoint is believed anew.
+    equal the plane's own state. After a recorded gap the next checkpoint is believed anew. `told` is
+    shown each record that follows, with what came of it.
     """
-    return _Replay().run(segments)
+    return _Replay(told).run(segments)
 
 
 class _Replay:
     """The walk of `verify`."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Told | None) -> None:
+        self.told = told
         self.plane: Plane | None = None
         self.index, self.first = 0, 0
         self.digest = b""
@@ -242,4 +247,6 @@ class _Replay:
             return Differs(index=self.index, now=record.now, event=kind, why=why)
         self.index += 1
         self.verified += 1
+        if self.told is not None:
+            self.told(self.plane, record, effects)
         return None

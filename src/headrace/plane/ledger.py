@@ -12,8 +12,8 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.model.paths import Path
+from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
-from headrace.policy.fairness.vtc import Price
 from headrace.units import (
     NS_PER_S,
     Blocks,
@@ -89,6 +89,18 @@ class Flight(Struct, gc=False):
     sent_at: InstantNs = InstantNs(0)
     made: int = 0
     streaming: bool = False
+
+    def served(self, usage: Usage | None, made: int) -> tuple[int, int, int]:
+        """Return the tokens served, uncached, cached and output: by usage, else by those made.
+
+        Without a token and without usage nothing was served.
+        """
+        if usage is not None:  # its input may differ from what we were told
+            cached = min(usage.cached_tokens, usage.input_tokens)
+            return usage.input_tokens - cached, cached, usage.output_tokens
+        if not made:
+            return 0, 0, 0
+        return self.input_tokens - self.cached_tokens, self.cached_tokens, made
 
 
 class Load(Struct):
@@ -291,15 +303,8 @@ class Ledger(Struct):
         else:
             load.end_prefill(attempt, now)
         made = max(flight.made, seen)
-        if usage is not None:  # its input may differ from what we were told
-            cached = min(usage.cached_tokens, usage.input_tokens)
-            uncached = usage.input_tokens - cached
-            service = price.service(uncached, cached, usage.output_tokens)
-            self._recharge(flight, service)
-        elif made:
-            self._charge(flight, price, made)
-        else:
-            self._recharge(flight, 0)
+        service = price.service(*flight.served(usage, made)) if usage is not None or made else 0
+        self._recharge(flight, service)
         return made
 
     def _charge(self, flight: Flight, price: Price, output: int) -> None:

@@ -31,8 +31,8 @@ from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
-from headrace.policy.fairness.vtc import Price
 from headrace.units import MICRO, DurationNs, InstantNs, WorkNs, ms
 
 
@@ -59,7 +59,7 @@ class Resolved:
             by_model[ModelName(facts.spec.model)].append(facts)
         self.pools_of = dict(by_model)
         self.prices: dict[ModelName, Price] = {
-            model: config.fairness.price(pools[0].spec.profile)
+            model: config.fairness.price(model, pools[0].spec.profile)
             for model, pools in self.pools_of.items()
         }
         self.rules = {model: self._rules(price) for model, price in self.prices.items()}

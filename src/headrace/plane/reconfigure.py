@@ -25,15 +25,16 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     fresh, state = Resolved(decode(event.config)), m.state
     if m.configured:
         _retire(m, fresh, now)
-    recost = m.configured and m.settings.config.fairness != fresh.config.fairness
+    before = m.settings.prices if m.configured else {}
     fewer = m.configured and _fewer(m.settings, fresh)
     for model, known in state.models.items():
         known.backlog = Backlog()
         state.ledger.shares[model].forget_listings()
     m.configure(fresh)
-    if recost:
-        for model, price in fresh.prices.items():
+    for model, price in fresh.prices.items():
+        if before.get(model) != price:  # nor do the counters of a model that is back hold this unit
             state.ledger.rebase(model, price)
+            state.accounts.recost(model)
     state.config, state.source, state.revision = event.config, event.source, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)

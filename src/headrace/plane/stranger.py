@@ -134,6 +134,7 @@ def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
         input_margin_ns=nothing,
         tenant_counter=0,
         least_counter=0,
+        cost="",
         own_queued=0,
         own_queue_bound=0,
         ready=0,

@@ -20,6 +20,7 @@ from headrace.plane import dispatch
 from headrace.plane.fleet import was_reset
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState, Phase
+from headrace.policy.fairness.vtc import share
 from headrace.units import InstantNs
 
 
@@ -274,7 +275,13 @@ def _close(
     """Close a live request's flight: its counters are settled."""
     assert live.attempt is not None
     ledger, price = m.state.ledger, m.settings.prices[live.model]
+    flight, tenant = ledger.flights[live.attempt], live.request.tenant
     live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
+    served = flight.served(usage, live.made)
+    if any(served):
+        had = m.state.accounts.had(live.model, tenant)
+        weight = flight.way[-1].weight
+        had.add(served, price.service(*served), share(flight.charged, weight))
     _changed(m, known, live)
 
 

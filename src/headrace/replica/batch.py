@@ -164,7 +164,7 @@ class Batch:
             stream = waiting.head(now, self.steps)
             if stream is None or not self._door.allows(stream, self._running(), self.steps):
                 break
-            found = self._lookup(stream)
+            found = self.lookup(stream)
             cached = found.blocks * BLOCK_TOKENS
             chunk = self._chunk(knobs, stream.target - cached, left)
             need = blocks_for(cached + chunk) - found.blocks
@@ -181,7 +181,7 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def _lookup(self, stream: Stream) -> Match:
+    def lookup(self, stream: Stream) -> Match:
         """Return what the prefix cache has of a stream; one token at least must be computed."""
         pool, limit = self.pool, stream.prefix_blocks
         if not limit:

@@ -14,9 +14,10 @@ from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
-from headrace.policy.fairness.vtc import Rates, Vtc
+from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.batch import Batch
+from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
@@ -51,7 +52,7 @@ class Replica:
         batching: BatchingPolicy,
         *,
         ordering: Ordering = FIRST_COME,
-        rates: Rates | None = None,
+        rates: Linear | None = None,
         token_ns: int | None = None,
         noise_seed: int = 0,
         noise_ppm: int = 0,
@@ -76,7 +77,7 @@ class Replica:
         self._rules = rules
         turns = Turns(
             ordering,
-            rates or Vtc().rates(profile),
+            rates or token_rates(TokenCost(), profile),
             profile.prompt_token_ns() if token_ns is None else token_ns,
         )
         self._batch = Batch(self._blocks, batching, turns, rules)
@@ -382,6 +383,7 @@ class Replica:
             prefill_tokens=Tokens(batch.backlog),
             free_blocks=Blocks(pool.free + pool.evictable),
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+            fronts=fronts(batch),
         )
 
     def _matters(self, newcomer: Stream, now: InstantNs) -> bool:

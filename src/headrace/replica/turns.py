@@ -6,11 +6,13 @@ Where a request brings the counters of the gateway, the greater of the two stand
 across both levels).
 """
 
+from collections.abc import Iterator
+
 from headrace.model.ids import ClassName
 from headrace.model.paths import Path
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
+from headrace.policy.fairness.costs import Linear
 from headrace.policy.fairness.shares import Shares
-from headrace.policy.fairness.vtc import Rates
 from headrace.policy.ordering.orders import Order, Place
 from headrace.replica.stream import Stream
 from headrace.units import InstantNs, WorkNs
@@ -34,7 +36,7 @@ class Turns:
 
     __slots__ = ("_backlog", "_decoding", "_order", "_rates", "_shares", "_streams", "_token_ns")
 
-    def __init__(self, order: Order, rates: Rates, token_ns: int) -> None:
+    def __init__(self, order: Order, rates: Linear, token_ns: int) -> None:
         """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
         self._order, self._rates, self._token_ns = order, rates, token_ns
         self._shares, self._backlog = Shares(), Backlog()
@@ -87,6 +89,11 @@ class Turns:
         assert turn is not None, "somebody waits"
         return self._streams[turn.request]
 
+    def first(self) -> Iterator[Stream]:
+        """Yield waiting streams in the order in which they would start, as far as that is known."""
+        for serial in self._backlog.in_line(self._order, self._shares):
+            yield self._streams[serial]
+
     def take(self, stream: Stream, now: InstantNs) -> None:
         """Take a stream out that gets its slot or is over."""
         del self._streams[stream.serial]
@@ -102,11 +109,11 @@ class Turns:
 
     def prefill(self, stream: Stream, uncached: int, cached: int) -> None:
         """Charge a prompt whose prefill starts; one computed again after a preemption costs nothing."""
-        self._charge(stream.way, self._rates.service(uncached, cached, 0))
+        self._charge(stream.way, self._rates.amount(uncached, cached, 0))
 
     def token(self, stream: Stream) -> None:
         """Charge the token that the end of a prefill gives."""
-        self._charge(stream.way, self._rates.service(0, 0, 1))
+        self._charge(stream.way, self._rates.amount(0, 0, 1))
 
     def board(self, stream: Stream, steps: int) -> None:
         """Charge a stream's queue for a token at each step from now on."""
@@ -143,7 +150,7 @@ class Turns:
         tally.since = steps
         if made:
             # From one total to the next, so that rounding does not depend on when it is looked at.
-            total = tally.charged + self._rates.service(0, 0, made)
+            total = tally.charged + self._rates.amount(0, 0, made)
             self._shares.charge(tally.way, tally.charged, total)
             tally.charged = total
 

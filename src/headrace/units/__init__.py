@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     MicroUsd = NewType("MicroUsd", int)
     """Money in millionths of a US dollar."""
     Service = NewType("Service", int)
-    """Weighted service of the fairness counters: millionths of one input token (FAIR-1)."""
+    """Service of the fairness counters, in the unit of their cost: of weighted tokens, millionths of
+    one input token (FAIR-1, FAIR-2)."""
 else:  # the call is in every decision many times over: a plain int is twice as fast
     InstantNs = DurationNs = WorkNs = Ps = Tokens = Blocks = Bytes = MicroUsd = Service = int
 

@@ -93,9 +93,9 @@ def nodes_are_listed(shares: Shares, backlog: Backlog, side: Side) -> None:
             mark = siblings.marks[key]
             assert mark.weight in {step.weight for step in steps}
             mark_is_right(shares, parent, key, mark)
-            queue = backlog.queues.get(key)
-            if queue is not None:
-                boost = share(shares.rules.boost, mark.weight) if queue.boosted else 0
+            leaf = backlog.queues.get(key)
+            if leaf is not None:
+                boost = share(shares.rules.boost, mark.weight) if leaf.boosted else 0
                 assert mark.bias == mark.since * shares.rules.aging // NS_PER_S - boost
             elif shares.rules.aging:
                 first = shares.sides[side][key].first(shares.served.get(key, 0))

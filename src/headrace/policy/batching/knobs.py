@@ -104,6 +104,23 @@ def arrival(entry: Entry) -> Key:
     return (entry.relegated, entry.arrived_at)
 
 
+FRONT_PROMPTS = 16
+"""How many prompts a view tells one by one: enough for several steps, so that nothing is lost by leaving
+the rest to later ones, and to see an urgent prompt behind long ones."""
+
+
+class Front(Struct, frozen=True, kw_only=True, gc=False):
+    """A prompt that is among the next to be computed."""
+
+    position: Tokens
+    """Tokens whose KV it has, or finds in the prefix cache when it starts."""
+    left: Tokens
+    """Tokens to compute before it makes its next one, at least 1."""
+    deadline: InstantNs
+    """Of its first token."""
+    relegated: bool
+
+
 class BatchView(Struct, frozen=True, kw_only=True):
     """The engine at a step boundary, before the step is planned."""
 
@@ -122,6 +139,9 @@ class BatchView(Struct, frozen=True, kw_only=True):
     """Blocks that are free or could be at once: prefix cache that nobody uses counts."""
     tightest_gap_ns: DurationNs | None
     """The least ITL bound among the decodes; None without decodes."""
+    fronts: tuple[Front, ...] = ()
+    """The first prompts in the order in which a step computes them: the unfinished, then the waiting
+    ones. It stops before a prompt whose position depends on what the same step caches."""
 
 
 class BatchingPolicy(Protocol):

@@ -7,17 +7,20 @@ refuses nothing: it only says who is hopeless.
 """
 
 from collections.abc import Iterator
+from heapq import heappop, heappush, merge
 
 from msgspec import Struct, field
 
 from headrace.model.ids import ClassName, RequestId, TenantId
-from headrace.model.paths import Path, Term, class_key, tenant_key
+from headrace.model.paths import ROOT, Path, Term, class_key, tenant_key
 from headrace.policy.fairness.ranked import Ranked
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import TIED
 from headrace.policy.ordering.orders import Order, Place
 from headrace.units import DurationNs, InstantNs
 
+IN_LINE = 16
+"""Queues whose heads are told beforehand."""
 NEVER = InstantNs(2**62)
 """Later than any instant."""
 
@@ -286,6 +289,45 @@ class Backlog(Struct):
             if found:
                 return tuple(found)
         return ()
+
+    def in_line(self, order: Order, shares: Shares) -> Iterator[int]:
+        """Yield the requests that can still make it in the order in which they go, if nobody joins.
+
+        By share that is exact for the first only: each that goes is charged for, and may let others pass
+        before its queue's next. Then the heads of further queues are told in the order of their turns.
+        """
+        if order.by_share:
+            for side in Side:
+                for key in shares.lowest(side, ROOT, IN_LINE) if shares.sides[side] else ():
+                    yield self.queues[key].head()[1]
+            return
+        urgent, lending = (merge(*line.values()) for line in self.lines)
+        yield from self._merged(urgent, late=False)
+        # All that is ready is told: what is late behind it joins those who have nothing else.
+        behind = sorted(
+            (first[0], key)
+            for line in self.lines[Side.URGENT].values()
+            for _, key in line
+            if (first := self.queues[key].late.first()) is not None
+        )
+        yield from self._merged(merge(lending, behind), late=True)
+
+    def _merged(self, line: Iterator[tuple[int, str]], *, late: bool) -> Iterator[int]:
+        """Yield the requests of the queues of a line by their keys; queues are opened as they come."""
+        coming = next(line, None)
+        near: list[tuple[int, int, Iterator[tuple[int, int]]]] = []
+        while coming is not None or near:
+            if coming is not None and (not near or coming[0] <= near[0][0]):
+                queue = self.queues[coming[1]]
+                rest = iter(queue.late if late else queue.ready)
+                heappush(near, (*next(rest), rest))
+                coming = next(line, None)
+                continue
+            _, request, rest = heappop(near)
+            yield request
+            following = next(rest, None)
+            if following is not None:
+                heappush(near, (*following, rest))
 
     def turn_of(self, order: Order, shares: Shares, key: str) -> Turn:
         """Return the turn that a listed queue would have."""

@@ -6,9 +6,10 @@ backlog: gating on that would refuse conforming tenants because of a hog (design
 
 from headrace.model.ids import ClassName
 from headrace.model.paths import ROOT, Level, Path, Step, class_of, is_lane
+from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import Siblings
-from headrace.policy.fairness.vtc import Price, lifted
+from headrace.policy.fairness.vtc import lifted
 from headrace.units import InstantNs
 
 LOOKED_AT = 8

@@ -1,0 +1,124 @@
+"""Stories in words and figures: whose turn it was, what is missing, and journals in many segments."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.model.decision import Reason
+from headrace.model.deployment import PoolSpec, TenantSpec
+from headrace.model.effect import Effect
+from headrace.model.event import Event
+from headrace.model.ids import DecisionId, RequestId
+from headrace.plane.journal import Gap, Recorder, frame_bytes
+from headrace.report.explain import Row, explained, figures, sentences, turn_rows
+from headrace.report.story import Story, Untold, of_journal, request_of
+from headrace.report.tables import render
+from tests.plane.scenes import Driver, S, config, patient, small
+
+ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)
+
+
+class Recorded(Driver):
+    """A driver whose plane writes a journal of small segments."""
+
+    def __init__(self, settings: Any, segment_bytes: int = 10**9) -> None:
+        self.segments: list[bytearray] = []
+        self.recorder: Recorder | None = None
+        self.limit = segment_bytes
+        super().__init__(settings)
+
+    def sink(self, frame: bytes, opens: bool) -> None:
+        if opens:
+            self.segments.append(bytearray())
+        self.segments[-1] += frame
+
+    def tell(self, event: Event) -> list[Effect]:
+        if self.recorder is None:
+            self.recorder = Recorder(self.plane, self.sink, segment_bytes=self.limit)
+        effects = self.recorder.handle(event, now=self.now)
+        self.seen += effects
+        return effects
+
+    def read(self) -> Iterator[bytes]:
+        yield from (bytes(segment) for segment in self.segments)
+
+    def story(self, request: int) -> Story:
+        return of_journal(self.read, RequestId(request))
+
+
+def test_a_lent_turn_is_told_as_such() -> None:
+    made = Recorded(config(pools=ONE_AT_A_TIME))
+    start = made.arrive("a", 100)
+    made.arrive("b", 100, slo_class="batch")
+    lucky = made.arrive("a", 100)
+    made.first(made.live(start).attempt)
+    made.tick((made.live(start).attempt, 1_000))
+    made.end(made.live(start).attempt)
+    story = made.story(lucky)
+    assert "a tenant further under its share can wait, and lent its turn" in sentences(story)[1]
+    rows = {row.name: row for row in turn_rows(story.sent[0])}
+    assert (rows["lent"].value, rows["patient"].value, rows["relegated"].value) == (
+        "yes",
+        "no",
+        "no",
+    )
+    assert rows["weight"].value == "4"
+    assert story.notes == [
+        "its end is not told: the journal, or the process that wrote it, ended first"
+    ]
+
+
+def test_a_story_over_many_segments_is_replayed_from_its_arrival() -> None:
+    made = Recorded(config(pools=ONE_AT_A_TIME, classes=(patient(),)), segment_bytes=1)
+    requests = [made.arrive("a", 100) for _ in range(4)]
+    for _ in range(4):
+        made.now += S  # type: ignore[assignment]
+        made.serve(made.sent()[-1].request)
+    for nth, request in enumerate(requests):
+        story = made.story(request)
+        assert story.over
+        assert story.notes == []
+        assert len(story.sent) == 1
+        assert story.sent[0].dispatch == made.sent()[nth]
+        assert request_of(made.read, story.sent[0].record.decision_id) == request
+    with pytest.raises(Untold, match="its last is 8"):
+        request_of(made.read, DecisionId(9))
+
+
+def test_records_lost_in_a_gap_are_told_as_missing() -> None:
+    made = Recorded(config(pools=ONE_AT_A_TIME, classes=(patient(),)), segment_bytes=1)
+    first = made.arrive("a", 100)
+    kept = len(made.segments)
+    made.serve(first)
+    gone = frame_bytes(Gap(records=2))
+    last = gone + bytes(made.segments[-1])
+    segments = [*(bytes(one) for one in made.segments[:kept]), last]
+    story = of_journal(lambda: iter(segments), first)
+    assert not story.over
+    assert story.notes == ["records are missing in the journal: what happened then is not told"]
+
+
+def test_strangers_and_what_ends_early_are_told() -> None:
+    limited = TenantSpec(name="a", tpm_limit=2_000)
+    made = Recorded(config(tenants=(limited,)))
+    stranger, big = made.arrive("nobody", 100), made.arrive("a", 1_900)
+    told = explained(made.story(stranger))
+    assert "refused by the contract gate: tenant unknown; repeating does not help" in told
+    assert "the other gates were not asked" in told
+    assert "Its slack" not in told
+    told = explained(made.story(big))
+    assert f"refused by the budget gate: {Reason.TOKEN_LIMIT.replace('_', ' ')}" in told
+    lost = made.arrive("a", 100)
+    made.down("r0", 1)
+    assert "It ended with error at r0: replica lost." in sentences(made.story(lost))
+
+
+def test_figures_are_a_table_of_rows() -> None:
+    rows = [Row("minimum share", "0.3", "", "reserved"), Row("boost", "12.0", "ms")]
+    assert render(figures("Class", rows)).splitlines() == [
+        "Class",
+        "                 value",
+        "  minimum share    0.3      reserved",
+        "  boost           12.0  ms",
+    ]
