@@ -174,7 +174,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
     m.out.append(Decided(record))
     if turn.lent:
         m.state.accounts.tally(live.request.tenant, live.slo_class).lent += 1
-    _book(m, known, live, placement, now)
+    _book(m, known, live, turn, placement, now)
     return True
 
 
@@ -289,7 +289,9 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     )
 
 
-def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:
+def _book(
+    m: Machine, known: ModelState, live: Live, turn: Turn, placement: Placement, now: InstantNs
+) -> None:
     """Book an attempt and have it sent."""
     m.surveyed = NOT_SURVEYED  # what was seen before this booking is no longer so
     settings, ledger, request = m.settings, m.state.ledger, live.request
@@ -325,7 +327,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,
-            relegated=live.late,
+            relegated=turn.relegated,
             way=live.way,
             counters=counters,
             gap_ns=live.bounds.gap_ns,
