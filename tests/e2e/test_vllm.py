@@ -1,7 +1,7 @@
 """The gateway before a real vLLM: what it sends is understood, what comes back is, and what it frees is free.
 
 Asserted are counts and order, by vLLM's own metrics: on a machine that it keeps busy no caller's clock
-tells anything.
+tells anything. Every wait has an end, and whatever was begun at vLLM is left there by a test that fails.
 """
 
 import asyncio
@@ -35,6 +35,9 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me 
 LONG = {"ignore_eos": True}
 _PAUSE_S = 0.05
 _PATIENCE_S = 120.0
+"""For one answer, or for one thing to become so."""
+_WHOLE_S = 300.0
+"""For all that one test does before one vLLM."""
 _RUNNING, _WAITING = "num_requests_running", "num_requests_waiting"
 _KV, _REFUSED = "kv_cache_usage_perc", "admission_rejections_total"
 
@@ -46,7 +49,7 @@ class Fronted:
         self.gateway, self.base, self.rows, self.server = gateway, base, rows, server
 
     def sdk(self, tenant: str = "free") -> AsyncOpenAI:
-        return AsyncOpenAI(api_key=KEYS[tenant], base_url=f"{self.base}/v1", max_retries=0)
+        return caller(self.base, KEYS[tenant])
 
     async def told(self, *names: str) -> list[float]:
         """Return sums of vLLM's metrics."""
@@ -113,10 +116,12 @@ async def fronted(
     front = Fronted(gateway, f"http://{host}:{port}", rows, server)
     try:
         await until(lambda: bool(gateway.driver.ready_replicas))
-        yield front
+        async with asyncio.timeout(_WHOLE_S):
+            yield front
     finally:
         gateway.stop()
-        assert await running
+        async with asyncio.timeout(_PATIENCE_S):
+            assert await running
         assert_books_closed(gateway.driver.plane)
         if idle:
             await front.until(_RUNNING, 0)
@@ -128,14 +133,21 @@ async def endless(sdk: AsyncOpenAI, model: str = MODEL) -> AsyncIterator[Any]:
     stream = await sdk.completions.create(
         model=model, prompt="On", max_tokens=vllm.CONTEXT // 2, stream=True, extra_body=LONG
     )
-    await anext(aiter(stream))
-    yield stream
-    await stream.close()
+    try:
+        await anext(aiter(stream))
+        yield stream
+    finally:
+        await stream.close()
+
+
+def caller(base: str, key: str = "none") -> AsyncOpenAI:
+    """Return one that asks once, and waits as long for a connection as for an answer."""
+    return AsyncOpenAI(api_key=key, base_url=f"{base}/v1", max_retries=0, timeout=_PATIENCE_S)
 
 
 def direct(server: VllmServer) -> AsyncOpenAI:
     """Return a caller of vLLM itself."""
-    return AsyncOpenAI(api_key="none", base_url=f"{server.base}/v1", max_retries=0)
+    return caller(server.base)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +180,9 @@ async def test_responses_and_messages_pass(server: VllmServer) -> None:
         answer = await sdk.responses.create(model=MODEL, input="The sea", max_output_tokens=6)
         assert answer.usage is not None
         async with (
-            AsyncAnthropic(api_key=KEYS["free"], base_url=front.base, max_retries=0) as claude,
+            AsyncAnthropic(
+                api_key=KEYS["free"], base_url=front.base, max_retries=0, timeout=_PATIENCE_S
+            ) as claude,
             claude.messages.stream(
                 model=MODEL, messages=[{"role": "user", "content": "The sea"}], max_tokens=6
             ) as stream,
@@ -177,6 +191,18 @@ async def test_responses_and_messages_pass(server: VllmServer) -> None:
         used = [row.usage and row.usage.output_tokens for row in front.rows]
         assert used == [answer.usage.output_tokens, final.usage.output_tokens]
         assert all(row.outcome is Outcome.SUCCESS for row in front.rows)
+
+
+async def test_vllm_sleeps_where_it_waits_so_that_others_have_their_turn(
+    server: VllmServer,
+) -> None:
+    tokens = 200
+    async with direct(server) as sdk:
+        before = server.sleeps()
+        await sdk.completions.create(
+            model=vllm.MODEL, prompt="On", max_tokens=tokens, extra_body=LONG
+        )
+    assert server.sleeps() - before >= tokens
 
 
 async def test_what_vllm_refuses_is_passed_on_as_the_callers_fault(server: VllmServer) -> None:

@@ -122,11 +122,10 @@ def test_paid_by_gpu_time_attention_and_context_are_not_free() -> None:
 
 
 def stepped(profile: Profile, uncached: int, cached: int, output: int) -> float:
-    """Return byte-seconds held, token by token, at the pace of a reference batch."""
+    """Return byte-seconds held, token by token."""
     batch, costs = profile.reference_batch, profile.costs
     step = costs.step_ps(batch, batch * 1_024, 0, 0) / 1e12
-    full = profile.full_step_ns(batch, batch * 1_024) / 1e9
-    pace = full / (profile.token_budget - batch)
+    pace = profile.full_step_ns(0, 0) / 1e9 / profile.token_budget
     held = 0.0
     for context in range(cached, cached + uncached):
         held += (context + 0.5) * (pace + 2 * costs.mixed_half_e / 1e12 * (context + 0.5))

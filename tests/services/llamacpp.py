@@ -7,6 +7,7 @@ installs both). HEADRACE_LLAMACPP_PYTHON names the Python that has them, if it i
 import os
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ SLOTS = 2
 CONTEXT = 4_096
 """Tokens of each slot."""
 _START_S = 60.0
+_READY_S = 300.0
 _STOP_S = 10.0
 
 # The second is not imported: that would ask for its own dependencies, which nobody needs here.
@@ -107,10 +109,15 @@ def start(*, slots: int = SLOTS) -> LlamaServer:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(ours)},
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        word, _, address = line.strip().partition(" ")
-        if word == "ready":
-            return LlamaServer(process=process, base=address)
+    late = threading.Timer(_READY_S, process.kill)
+    late.start()
+    try:
+        for line in process.stdout:
+            word, _, address = line.strip().partition(" ")
+            if word == "ready":
+                return LlamaServer(process=process, base=address)
+    finally:
+        late.cancel()
     process.wait(_STOP_S)
     raise AssertionError("llama.cpp ended before it was ready")
 

@@ -7,6 +7,7 @@ there on first use. One server is shared by all tests of a run, since it takes h
 import atexit
 import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ _START_S = 300.0
 _STOP_S = 30.0
 _PAUSE_S = 0.2
 _MAKER = Path(__file__).with_name("vllm_model.py")
+_SITE = Path(__file__).with_name("vllm_site")
+_SLEPT = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
 # vLLM's own entry as a module; its console script asks for a distribution of another name. It ends with
 # its standard input, so that it does not outlive whoever started it.
@@ -103,6 +106,16 @@ class VllmServer(Struct, frozen=True, kw_only=True):
             return True
         return False
 
+    def sleeps(self) -> int:
+        """Return how often its engine and its worker gave up their turn until something woke them."""
+        slept = 0
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended
+                ours = os.getpgid(int(folder.name)) == self.pid
+                if ours and (folder / "comm").read_text().startswith("VLLM::"):
+                    slept += sum(map(int, _SLEPT.findall((folder / "status").read_text())))
+        return slept
+
     def kill(self) -> None:
         """Have all of its processes be gone at once: told to stop, it ends its streams as if whole."""
         with suppress(ProcessLookupError):
@@ -114,14 +127,20 @@ class VllmServer(Struct, frozen=True, kw_only=True):
         assert self.process.stdin is not None
         self.process.terminate()
         self.process.stdin.close()
+        if not self._goes():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            assert self._goes(), f"vLLM's processes stay though they were killed: group {self.pid}"
+        self.log.close()
+
+    def _goes(self) -> bool:
+        """Wait until all of its processes are gone, and return whether they are."""
         until = time.monotonic() + _STOP_S
         while not self.is_gone():
             if time.monotonic() > until:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                return False
             time.sleep(_PAUSE_S)
-        self.process.wait()
-        self.log.close()
+        return True
 
 
 def environment() -> Path | None:
@@ -165,10 +184,12 @@ def start(home: Path, flags: Sequence[str], *, size: str = MODEL) -> VllmServer:
     command = [str(home / "bin" / "python"), "-c", _SERVE, "--model", str(model_folder(home, size))]
     command += ["--served-model-name", size, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "bfloat16", "--enforce-eager", *flags]
+    path = os.pathsep.join(filter(None, [str(_SITE), os.environ.get("PYTHONPATH")]))
+    own = {"VLLM_CACHE_ROOT": str(home / "headrace" / "cache"), "PYTHONPATH": path}
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
     process = subprocess.Popen(
         command,
-        env={**os.environ, **_QUIET, "VLLM_CACHE_ROOT": str(home / "headrace" / "cache")},
+        env={**os.environ, **_QUIET, **own},
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -13,6 +13,8 @@ from headrace.model.event import ReplicaReported
 from headrace.model.ids import ClassName, ModelName
 from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.costs import WorkCost
+from headrace.policy.fairness.vtc import Vtc
 from headrace.sim.experiment import describe, simulate, with_fifo_wait, without_control
 from headrace.sim.faults import Crash, Leavers
 from headrace.sim.scenario import Scenario, rows_of
@@ -26,6 +28,9 @@ def test_a_policy_is_described_in_a_few_words() -> None:
     assert describe(one) == "tenant_first, gates on"
     assert describe(without_control(one)) == "fifo, gates off"
     assert describe(with_fifo_wait(one)) == "tenant_first, gates on, fifo wait"
+    by_work = replace(one, deployment=replace(one.deployment, fairness=Vtc(cost=WorkCost())))
+    assert describe(by_work) == "tenant_first, gates on, work-1"
+    assert describe(without_control(by_work)) == "fifo, gates off"
 
 
 def test_policies_share_one_trace() -> None:

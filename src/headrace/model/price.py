@@ -14,7 +14,9 @@ class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What tokens cost, in US dollars for a million of them."""
 
     input: _Usd
+    """Of input tokens."""
     output: _Usd
+    """Of output tokens."""
     cached: _Usd | None = None
     """Of input tokens found in a cache. None: as any others."""
 

@@ -303,22 +303,16 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
             total += costs.mixed_ps(decodes, context, decodes + rest) + full * grown
         return DurationNs(total // PS_PER_NS)
 
-    @cached_property
-    def _prefill_pace(self) -> Ps:
-        """Time of one prompt token, its attention left out, in steps full beside a reference batch."""
-        batch = self.reference_batch
-        step = self.full_step_ns(batch, batch * self.reference_context)
-        return Ps(step * PS_PER_NS // max(1, self.token_budget - batch))
-
     def held_token_ns(self, uncached: int, cached: int, output: int) -> int:
-        """Return the context of one request over its residency beside a reference batch, token-ns.
+        """Return the context of one request over its expected residency, in token-ns.
 
         The integral of the tokens held, in closed form: in prefill they grow from `cached` to the
-        prompt, by full steps and the attention that each token pays; in decode by one a reference
-        step. Times `kv_bytes_per_token` it is KV byte-seconds (DEM-1).
+        prompt, by steps full of it and the attention that each token pays; in decode by one a step
+        of the reference batch. Times `kv_bytes_per_token` it is KV byte-seconds (DEM-1).
         """
         prompt = cached + uncached
-        prefill = 3 * self._prefill_pace * uncached * (uncached + 2 * cached)
+        pace = self.full_step_ns(0, 0) * PS_PER_NS // self.token_budget
+        prefill = 3 * pace * uncached * (uncached + 2 * cached)
         prefill += 4 * self.costs.mixed_half_e * (prompt**3 - cached**3)
         step = self.reference_step_ns * PS_PER_NS
         return (prefill + 3 * step * output * (2 * prompt + output)) // (6 * PS_PER_NS)

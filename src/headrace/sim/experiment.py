@@ -12,6 +12,7 @@ from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.costs import TokenCost, revision
 from headrace.policy.ordering.orders import Fifo
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
@@ -64,7 +65,9 @@ def describe(scenario: Scenario) -> str:
     order = "fifo" if isinstance(deployment.ordering, Fifo) else "tenant_first"
     gates = "on" if deployment.admission.mode is GateMode.ENFORCE else "off"
     wait = ", fifo wait" if deployment.admission.wait is Wait.FIFO else ""
-    return f"{order}, gates {gates}{wait}"
+    cost = deployment.fairness.cost
+    counted = "" if order == "fifo" or cost == TokenCost() else f", {revision(cost)}"
+    return f"{order}, gates {gates}{wait}{counted}"
 
 
 def without_control(scenario: Scenario) -> Scenario:

@@ -11,7 +11,7 @@ from headrace.adapters.upstream.client import Upstream
 from headrace.gateway.clock import LoopClock
 from headrace.model.engine import EngineKind
 from tests.conformance.engines.checks import CHECKS, OK, UNCHECKED, told_error, until_load
-from tests.conformance.engines.engine import EngineUnderTest
+from tests.conformance.engines.engine import PATIENCE_S, EngineUnderTest
 from tests.conformance.engines.started import MARKS, STARTERS
 
 pytestmark = pytest.mark.service
@@ -63,8 +63,11 @@ async def test_its_kind_is_found_out(engine: EngineUnderTest) -> None:
         found.set()
 
     Detection(upstream, clock, told)
-    await found.wait()
-    upstream.close()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await found.wait()
+    finally:
+        upstream.close()
     assert kinds == [engine.kind]
 
 
