@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
 from headrace.model.profile import DecodeFit, MixedFit, Profile
 from headrace.policy.batching.knobs import (
@@ -15,6 +16,7 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, gives_way
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
@@ -65,6 +67,8 @@ def job(  # noqa: PLR0913
     bound_ms: int = 20,
     deadline: int = 0,
     relegated: bool = False,
+    tenant: str = "t",
+    counter: int = 0,
 ) -> Job:
     """Return a job; its first `common` tokens are those of its `family`, the rest its own."""
     prefix: tuple[int, ...] = ()
@@ -82,14 +86,20 @@ def job(  # noqa: PLR0913
         prefix=prefix,
         prefix_tokens=Tokens(CHUNK),
         gap_bound_ns=DurationNs(bound_ms * NS_PER_MS),
-        tenant=TenantId("t"),
+        tenant=TenantId(tenant),
         deadline=InstantNs(deadline),
         relegated=relegated,
+        counter=counter,
     )
 
 
 def engine(
-    profile: Profile, policy: BatchingPolicy, *, jumps: bool = True, noise_ppm: int = 0
+    profile: Profile,
+    policy: BatchingPolicy,
+    *,
+    jumps: bool = True,
+    noise_ppm: int = 0,
+    offers: Offers = RECOMPUTE_ONLY,
 ) -> Replica:
     """Return an idle engine."""
     return Replica(
@@ -100,6 +110,17 @@ def engine(
         noise_seed=7,
         noise_ppm=noise_ppm,
         fast_forward=jumps,
+        offers=offers,
+    )
+
+
+def host(blocks: int, *mechanisms: Preemption, us: float = 100.0, by_cost: bool = True) -> Offers:
+    """Return what a small profile's engine offers: so many blocks, each moved in so many us."""
+    return Offers(
+        mechanisms=mechanisms or tuple(Preemption),
+        by_cost=by_cost,
+        host_gb_per_s=16 / (us * 1_000),
+        host_gib=16 * blocks / (1 << 30),
     )
 
 
@@ -200,3 +221,26 @@ class Silent(Struct, frozen=True):
     def victim_key(self, entry: Entry) -> Key:
         """Preempt who came first: the opposite of vLLM."""
         return (-entry.arrived_at,)
+
+
+class Fair(Struct, frozen=True):
+    """The urgent first, by class; whoever is below its share gives way last."""
+
+    running: int = 4
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return knobs that hold while the same run."""
+        return Knobs(
+            token_budget=36 + view.decodes,
+            running_limit=self.running,
+            chunk_limit=24,
+            holds=Holds(max_steps=None, breaks_on=Break.COMPOSITION),
+        )
+
+    def waiting_key(self, entry: Entry) -> Key:
+        """Order by class, then by what there is still to compute, as far as that is known."""
+        return (entry.relegated, entry.gap_ns, entry.prompt_tokens - entry.computed)
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Give way as is fair."""
+        return gives_way(entry)

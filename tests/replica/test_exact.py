@@ -1,15 +1,19 @@
 """Jumping over many steps and taking them one by one give the same results, to the picosecond."""
 
+from collections import Counter
 from random import Random
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching import ChunkedPrefill
 from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
 from tests.replica.scenes import (
@@ -19,9 +23,11 @@ from tests.replica.scenes import (
     SLOW_GROWTH,
     ByDeadline,
     ByHour,
+    Fair,
     Silent,
     drain,
     engine,
+    host,
     job,
     run_to,
     small,
@@ -40,6 +46,17 @@ POLICIES: list[BatchingPolicy] = [
     ByDeadline(),
     ByHour(),
     Silent(),
+    Fair(),
+    Fair(running=2),
+]
+KEEP, SWAP, RECOMPUTE = Preemption
+OFFERS = [
+    RECOMPUTE_ONLY,
+    host(40, SWAP, RECOMPUTE, us=30),
+    host(9, SWAP, RECOMPUTE, us=1_000, by_cost=False),
+    host(0, KEEP, RECOMPUTE),
+    host(12),
+    host(200, us=0.37),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
@@ -55,13 +72,15 @@ JOBS = st.fixed_dictionaries(
         "bound_ms": st.sampled_from([6, 7, 20]),
         "deadline": st.integers(0, 9),
         "relegated": st.booleans(),
+        "tenant": st.sampled_from("ab"),
+        "counter": st.integers(0, 3),
     }
 )
 ACTIONS = st.one_of(
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("abort"), WAITS, st.integers(0, 12)),
-    st.tuples(st.sampled_from(["progress", "report", "totals"]), WAITS, st.none()),
+    st.tuples(st.sampled_from(["progress", "report", "totals", "yielded"]), WAITS, st.none()),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
 )
 
@@ -80,6 +99,8 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
             return replica.progress(now)
         case "report":
             return replica.report(now)
+        case "yielded":
+            return replica.yielded(now)
         case _:
             return replica.totals(now)
 
@@ -103,21 +124,33 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
     log += drain(replica)
     replica.check()
     end = InstantNs(1 << 60)
-    return [*log, replica.progress(end), replica.report(end), replica.totals(end)]
+    return [
+        *log,
+        list(replica.gave_way()),
+        replica.yielded(end),
+        replica.progress(end),
+        replica.report(end),
+        replica.totals(end),
+    ]
 
 
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    offers=st.sampled_from(OFFERS),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
 @settings(max_examples=400)
 def test_jumps_equal_steps(
-    profile: Profile, policy: BatchingPolicy, noise_ppm: int, script: list[tuple[str, int, Any]]
+    profile: Profile,
+    policy: BatchingPolicy,
+    offers: Offers,
+    noise_ppm: int,
+    script: list[tuple[str, int, Any]],
 ) -> None:
-    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-    jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm, offers=offers), script)
+    jumped = play(engine(profile, policy, noise_ppm=noise_ppm, offers=offers), script)
     assert jumped == stepped
 
 
@@ -131,6 +164,7 @@ def events(log: list[Any]) -> list[Any]:
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    offers=st.sampled_from(OFFERS),
     script=st.lists(
         st.tuples(st.just("submit"), WAITS, JOBS)
         | st.tuples(st.just("progress"), WAITS, st.none()),
@@ -140,12 +174,12 @@ def events(log: list[Any]) -> list[Any]:
 )
 @settings(max_examples=100)
 def test_late_driver_delays_delivery_only(
-    profile: Profile, policy: BatchingPolicy, script: list[tuple[str, int, Any]]
+    profile: Profile, policy: BatchingPolicy, offers: Offers, script: list[tuple[str, int, Any]]
 ) -> None:
-    prompt = play(engine(profile, policy), script)
-    late = play(engine(profile, policy), script, late=True)
+    prompt = play(engine(profile, policy, offers=offers), script)
+    late = play(engine(profile, policy, offers=offers), script, late=True)
     assert events(late) == events(prompt)
-    assert late[-3:] == prompt[-3:]
+    assert late[-5:] == prompt[-5:]
 
 
 def draw(rng: Random) -> list[tuple[str, int, Any]]:
@@ -165,6 +199,8 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
                 "bound_ms": rng.choice([6, 7, 20]),
                 "deadline": rng.randint(0, 9),
                 "relegated": rng.random() < 0.2,
+                "tenant": rng.choice("abc"),
+                "counter": rng.randint(0, 3),
             }
             script.append(("submit", wait, shape))
         elif kind < 0.8:
@@ -175,19 +211,27 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
-    preemptions = hits = 0
-    for seed in range(150):
+    seen: Counter[str] = Counter()
+    for seed in range(200):
         rng = Random(seed)
-        profile, policy = rng.choice(PROFILES), rng.choice(POLICIES)
+        profile, policy, offers = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(OFFERS)
         noise_ppm = rng.choice([0, 80_000])
         script = draw(rng)
-        stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm), script)
-        jumped = play(engine(profile, policy, noise_ppm=noise_ppm), script)
+        stepped = play(
+            engine(profile, policy, jumps=False, noise_ppm=noise_ppm, offers=offers), script
+        )
+        jumped = play(engine(profile, policy, noise_ppm=noise_ppm, offers=offers), script)
         assert jumped == stepped, f"{seed=}"
-        preemptions += jumped[-2].preemptions
-        hits += jumped[-2].prefix_tokens_hit
-    assert preemptions > 500, "the scripts no longer fill the pools"
-    assert hits > 20_000, "the scripts no longer share prefixes"
+        *_, yielded, _, report, totals = jumped
+        seen["preemptions"] += totals.preemptions
+        seen["hits"] += report.prefix_tokens_hit
+        seen.update(structs.asdict(yielded))
+        assert not yielded.on_host
+        assert yielded.kept + yielded.swapped + yielded.recomputed == totals.preemptions
+    assert seen["preemptions"] > 1_000, "the scripts no longer fill the pools"
+    assert seen["hits"] > 20_000, "the scripts no longer share prefixes"
+    assert min(seen["kept"], seen["swapped"], seen["recomputed"]) > 100, f"{seen=}"
+    assert 0 < seen["bytes_in"] < seen["bytes_out"], "none came back to blocks still cached"
 
 
 def test_hundred_thousand_tokens_take_a_handful_of_calls() -> None:

@@ -20,6 +20,17 @@ class EngineKind(StrEnum):
     """Any other that speaks OpenAI's words; nothing else is assumed of it."""
 
 
+class Preemption(StrEnum):
+    """How an engine lets a running request give way (TOK-4)."""
+
+    KEEP = "keep"
+    """It loses its slot, and its KV stays where it is: frees a slot, no memory."""
+    SWAP = "swap"
+    """Its KV is copied to the host and back: costs bytes over a link, twice."""
+    RECOMPUTE = "recompute"
+    """Its KV is dropped and computed again."""
+
+
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """The tokens an attempt used, by the engine's own count; quota and KV settle on it."""
 

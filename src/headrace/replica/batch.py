@@ -2,8 +2,10 @@
 
 vLLM's scheduler, driven by knobs: decodes first, one token each; then unfinished prompts in the
 order they started, in chunks; then waiting requests in key order, up to the first that does not
-fit. When a running request needs blocks and none are left, the policy's victim loses all of its own
-and computes them again later. A step with a preemption starts nobody.
+fit. When a running request needs blocks and none are left, the policy's victim loses all of its own,
+and computes them again later or has a copy on the host (`yielding`). A step with a preemption starts
+nobody. A waiting request that needs nothing but a slot may get that of one that is less urgent, which
+then waits with its blocks.
 
 Knows steps and tokens, no time but the instant that a boundary has; `core` holds the clock.
 """
@@ -11,12 +13,16 @@ Knows steps and tokens, no time but the instant that a boundary has; `core` hold
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from headrace.policy.batching.knobs import BatchingPolicy, Break, Key, Knobs
+from headrace.model.engine import Preemption
+from headrace.policy.batching.knobs import BatchingPolicy, Break, Knobs
+from headrace.policy.batching.preemption import Held
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished, FirstTokenMade
 from headrace.replica.kv import KvPool, Match
+from headrace.replica.slots import Slots
 from headrace.replica.stream import Phase, Stream, WaitingQueue
-from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
+from headrace.replica.yielding import Candidate, Yielding
+from headrace.units import BLOCK_TOKENS, Blocks, InstantNs, Tokens, blocks_for
 
 if TYPE_CHECKING:
     from headrace.model.ids import AttemptId
@@ -31,15 +37,16 @@ class Batch:
     """The streams with a slot, those that wait for one, and the KV they hold."""
 
     __slots__ = (
-        "_doomed", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed", "closed",
-        "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
-        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "steps", "streams", "tokens_made",
-        "unreported", "waiting",
+        "_aside", "_doomed", "_due", "_ends", "_granted", "alone", "backlog", "bounds", "changed",
+        "closed", "context", "decodes", "gaps", "kept", "plan", "pool", "prefills", "prefix_hit",
+        "prefix_queried", "prompt_tokens_computed", "slots", "steps", "streams", "tokens_made", "unreported",
+        "waiting", "yielding",
     )  # fmt: skip
 
-    def __init__(self, blocks: int, policy: BatchingPolicy) -> None:
+    def __init__(self, blocks: int, policy: BatchingPolicy, yielding: Yielding) -> None:
         """Start empty, with `blocks` of KV."""
-        self._policy = policy
+        self.yielding = yielding
+        self.slots = Slots(yielding)
         self.pool = KvPool(blocks)
         self.waiting = WaitingQueue(policy)
         self.gaps = GapLog()
@@ -47,12 +54,15 @@ class Batch:
         """All that are not over, oldest first."""
         self.decodes: dict[AttemptId, Stream] = {}
         self.prefills: list[Stream] = []
+        self.kept: dict[AttemptId, Stream] = {}
+        """Those that wait and have their blocks."""
         self.plan: list[tuple[Stream, int]] = []
         """The prompts of the planned step and their chunks."""
         self.closed = False
         """Whether the planned step has no room for a newcomer, whatever its key."""
-        self.preempted = False
-        """Whether the planned step preempted somebody."""
+        self.alone = False
+        """Whether the planned step can be no other's repetition: it preempts, moves blocks, or leaves
+        another to be first in line for a slot."""
         self.changed = 0
         """What happened since the knobs were set: flags of `Break`."""
         self.steps = 0
@@ -67,7 +77,6 @@ class Batch:
         """Preempted streams that may have tokens that `progress` has not told."""
         self.tokens_made = 0
         self.prompt_tokens_computed = 0
-        self.preemptions = 0
         self.prefix_queried = 0
         self.prefix_hit = 0
         # Decodes by the step count, modulo the block size, at which they need their next block.
@@ -75,6 +84,7 @@ class Batch:
         self._granted = 0  # 1 from when the decodes have their blocks of the planned step
         self._ends: list[tuple[int, int, Stream]] = []  # decodes by `end_step`, some stale
         self._doomed: list[Stream] = []  # aborted during the step they are in
+        self._aside: Stream | None = None  # lost its slot in this step, which is for another
 
     def add(self, stream: Stream) -> None:
         """Let a new stream wait."""
@@ -87,23 +97,32 @@ class Batch:
 
     def begin(self, knobs: Knobs, now: InstantNs) -> None:
         """Plan the next step and give it its blocks."""
-        before = self.preemptions
         self.plan = []
-        if due := self._due[self.steps & _BLOCK_MASK]:
-            pool = self.pool
-            while due > pool.free + pool.evictable:
-                self._preempt(self._victim(), now)
-                due = self._due[self.steps & _BLOCK_MASK]
-            pool.take(due)
+        self.yielding.moving = 0
+        contests = self.yielding.keeps
+        if contests and (loser := self.slots.loser(self, knobs)):
+            self._preempt(loser, now, for_slot=True)
+        before = self.yielding.preemptions
+        pool = self.pool
+        while self.due > pool.free + pool.evictable:
+            self._preempt(self._victim(), now)
+        pool.take(self.due)
         self._granted = 1
         left = max(knobs.token_budget - len(self.decodes), 0)
         if self.prefills:
             left = self._go_on(knobs, left, now)
-        self.preempted = self.preemptions > before
-        if self.waiting.count and not self.preempted:
-            left = self._start(knobs, left)
+        self.alone = self.yielding.preemptions > before
+        # Where kept streams hold memory, even the last to run may have given way.
+        if self.waiting.count and not (self.alone and (self.decodes or self.plan)):
+            left = self._start(knobs, left, now)
+        if self._aside is not None:
+            self.waiting.push(self._aside)
+            self._aside = None
+        if self.yielding.moving or (contests and self.waiting.count and self.slots.open):
+            self.alone = True
         running = len(self.decodes) + len(self.prefills)
-        self.closed = not left or running >= knobs.running_limit
+        full = not left or running >= knobs.running_limit
+        self.closed = full and not contests
 
     def _go_on(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Plan the unfinished prompts under `left` tokens; return the tokens that remain."""
@@ -129,7 +148,7 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def _start(self, knobs: Knobs, left: int) -> int:
+    def _start(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Start waiting streams under `left` tokens; return the tokens that remain."""
         pool, waiting = self.pool, self.waiting
         limit = knobs.chunk_limit or left
@@ -138,42 +157,54 @@ class Batch:
             stream = waiting.head()
             if stream is None:
                 break
-            found = self._lookup(stream)
-            cached = found.blocks * BLOCK_TOKENS
-            chunk = min(stream.target - cached, left, limit)
-            need = blocks_for(cached + chunk) - found.blocks
+            found, start, chunk, need = self.need(stream, min(left, limit))
             if need > pool.free + pool.evictable - found.idle:
+                if self._clear(stream, now):
+                    continue
                 break
             waiting.pop()
-            stream.extent = pool.lock(found)
+            if stream.extent is None:
+                stream.extent, stream.blocks = pool.lock(found), found.blocks
             pool.take(need)
-            self._seat(stream, cached, found.blocks + need)
+            stream.blocks += need
+            self._seat(stream, start, found.blocks)
             self.plan.append((stream, chunk))
             left -= chunk
             slots -= 1
-            if cached + chunk == stream.target:
+            if start + chunk == stream.target:
                 self._publish(stream)
         return left
 
-    def _lookup(self, stream: Stream) -> Match:
-        """Return what the prefix cache has of a stream; one token at least must be computed."""
-        pool, limit = self.pool, stream.prefix_blocks
-        if not limit:
-            return Match(pool.root, 0, 0)
-        return pool.match(stream.job.prefix, min(limit, (stream.target - 1) // BLOCK_TOKENS))
+    def need(self, stream: Stream, most: int) -> tuple[Match, int, int, int]:
+        """Return what a waiting stream would start with, at most `most` tokens in its first chunk.
 
-    def _seat(self, stream: Stream, cached: int, blocks: int) -> None:
-        """Give a waiting stream its slot."""
+        What the prefix cache has of it (one token at least must be computed; one that kept its
+        blocks asks for none), the tokens that it starts from, its chunk and the blocks it lacks.
+        """
+        pool, limit = self.pool, stream.prefix_blocks
+        found = Match(pool.root, 0, 0)
+        if limit and stream.extent is None:
+            limit = min(limit, (stream.target - 1) // BLOCK_TOKENS)
+            found = pool.match(stream.job.prefix, limit)
+        start = max(found.blocks * BLOCK_TOKENS, stream.pos)
+        chunk = min(stream.target - start, most)
+        return found, start, chunk, blocks_for(start + chunk) - (stream.blocks or found.blocks)
+
+    def _seat(self, stream: Stream, start: int, found: int) -> None:
+        """Give a waiting stream its slot; `found` blocks of it were in the prefix cache."""
+        if stream.host:
+            self.yielding.bring(stream, found)
+        self.kept.pop(stream.job.attempt, None)
         stream.phase = Phase.PREFILL
-        stream.pos = cached
-        stream.blocks = blocks
+        self.backlog -= start - stream.pos
+        stream.pos = start
         if stream.cached is None:
-            stream.cached = cached
+            stream.cached = start
             self.prefix_queried += stream.target
-            self.prefix_hit += cached
+            self.prefix_hit += start
         self.prefills.append(stream)
-        self.backlog -= cached
         self.changed |= _START
+        self.slots.open = True
 
     def _publish(self, stream: Stream) -> None:
         """Share the prefix of a prompt whose last chunk is planned, as vLLM does."""
@@ -184,25 +215,42 @@ class Batch:
 
     # Preemption -------------------------------------------------------------------------------
 
-    def _victim(self) -> Stream:
-        """Return the running stream that the policy gives up first."""
+    def _victim(self) -> Candidate:
+        """Return whom with memory the policy gives up first, and how."""
+        holders = (*self.decodes.values(), *self.prefills, *self.kept.values())
+        return self.yielding.first([self.candidate(each) for each in holders])
 
-        def rank(stream: Stream) -> tuple[Key, int]:
-            made = stream.made
-            computed = stream.pos
-            if stream.phase is Phase.DECODE:
-                computed = self._computed(stream)
-                made += self.steps - stream.join_step
-            return self._policy.victim_key(stream.entry(computed, made)), stream.serial
+    def candidate(self, stream: Stream) -> Candidate:
+        """Return a stream with what a policy may know of it and what it holds."""
+        made, computed, blocks = stream.made, stream.pos, stream.blocks
+        if stream.phase is Phase.DECODE:
+            computed = self._computed(stream)
+            made += self.steps - stream.join_step
+            blocks = blocks_for(computed + self._granted)
+        assert stream.extent is not None
+        shared = Tokens(self.pool.shared(stream.extent) * BLOCK_TOKENS)
+        held = Held(computed=Tokens(computed), shared=shared, blocks=Blocks(blocks))
+        return Candidate(stream, stream.entry(computed, made), held)
 
-        return max((*self.decodes.values(), *self.prefills), key=rank)
+    @property
+    def due(self) -> int:
+        """Blocks that the decodes need for the step to be planned."""
+        return self._due[self.steps & _BLOCK_MASK]
+
+    def _clear(self, head: Stream, now: InstantNs) -> bool:
+        """Take the memory of a kept stream for one that lacks it where nobody runs who could end."""
+        kept = [each for each in self.kept.values() if each is not head]
+        if self.decodes or self.prefills or not kept:
+            return False
+        self._preempt(self.yielding.first([self.candidate(each) for each in kept]), now)
+        return True
 
     def _squeeze(self, stream: Stream, need: int, now: InstantNs) -> int:
         """Preempt until a prompt has its blocks or is itself preempted; return tokens regained."""
-        pool, regained, victim = self.pool, 0, None
-        while victim is not stream and need > pool.free + pool.evictable:
+        pool, regained = self.pool, 0
+        while stream.phase is Phase.PREFILL and need > pool.free + pool.evictable:
             victim = self._victim()
-            regained += self._unplan(victim)
+            regained += self._unplan(victim.stream)
             self._preempt(victim, now)
         return regained
 
@@ -216,17 +264,30 @@ class Batch:
                 return chunk
         return 0
 
-    def _preempt(self, victim: Stream, now: InstantNs) -> None:
-        """Take a stream's slot and blocks; it waits and computes all its tokens again."""
-        self._vacate(victim, now)
-        victim.phase = Phase.WAITING
-        victim.target = victim.job.prompt_tokens + victim.made
-        victim.pos = 0
-        self.backlog += victim.target
-        self.waiting.push(victim)
-        self.preemptions += 1
+    def _preempt(self, found: Candidate, now: InstantNs, *, for_slot: bool = False) -> None:
+        """Take a stream's slot, and its blocks unless it may keep them; it waits for its turn."""
+        victim, attempt = found.stream, found.stream.job.attempt
+        waited = self.kept.pop(attempt, None)
+        if not waited:
+            self._unseat(victim, now)
+            victim.phase = Phase.WAITING
+            victim.target = victim.job.prompt_tokens + victim.made
+            victim.had = max(victim.had, victim.pos)
+            self.backlog += victim.target - victim.pos
+            self.unreported[attempt] = victim
+        way = self.yielding.take(found, now, for_slot=for_slot)
+        if way is Preemption.KEEP:
+            self.kept[attempt] = victim
+        else:
+            self._release(victim)
+        if way is Preemption.RECOMPUTE:
+            self.backlog += victim.pos
+            victim.pos = 0
+        if for_slot:
+            self._aside = victim
+        elif not waited:
+            self.waiting.push(victim)
         self.changed |= _PREEMPTION
-        self.unreported[victim.job.attempt] = victim
 
     # Passing of steps -------------------------------------------------------------------------
 
@@ -246,7 +307,7 @@ class Batch:
             most = min(most, (stream.target - stream.pos - 1) // chunk)
             tokens += chunk
             everyone += 1
-        if self.preempted or most <= 1:
+        if self.alone or most <= 1:
             return 1
         room = self.pool.free + self.pool.evictable
         if tokens * most // BLOCK_TOKENS + everyone <= room or self._further(most) <= room:
@@ -265,10 +326,13 @@ class Batch:
         if done > 1 or not last:
             self.pool.take(self._further(done if last else done + 1))
         for stream, chunk in self.plan:
+            if not stream.resumes:
+                self.prompt_tokens_computed += chunk * done
+            again = min(stream.had, stream.pos + chunk * done) - stream.pos
+            self.yielding.tokens_recomputed += max(again, 0)
             stream.pos += chunk * done
             stream.blocks = blocks_for(stream.pos if last else stream.pos + chunk)
             self.backlog -= chunk * done
-            self.prompt_tokens_computed += chunk * done
         made = len(self.decodes) * done
         self.tokens_made += made
         self.context += made
@@ -319,7 +383,9 @@ class Batch:
         else:
             stream.account.add(now - stream.last_at)
         stream.last_at = now
+        self.yielding.resume(stream, now)
         self.changed |= _FIRST_TOKEN
+        self.slots.open = True
         if stream.made == job.output_tokens:
             self._leave(stream, now)
             out.append(stream.finished())
@@ -345,8 +411,12 @@ class Batch:
     def abort(self, stream: Stream, now: InstantNs) -> Finished:
         """End a stream by its state at the last boundary; a slot stays taken up to the next."""
         self._forget(stream)
+        self.yielding.resume(stream, now)
         if stream.phase is Phase.WAITING:
-            self.backlog -= stream.target
+            self.backlog -= stream.target - stream.pos
+            self.yielding.drop(stream)
+            if self.kept.pop(stream.job.attempt, None):
+                self._release(stream)
             stream.phase = Phase.GONE
             self.waiting.left()
             self.changed |= _END
@@ -359,7 +429,8 @@ class Batch:
 
     def _leave(self, stream: Stream, now: InstantNs) -> None:
         """Take a stream that is over out of the batch."""
-        self._vacate(stream, now)
+        self._unseat(stream, now)
+        self._release(stream)
         if stream.phase is not Phase.DOOMED:
             self._forget(stream)
         stream.phase = Phase.GONE
@@ -371,32 +442,35 @@ class Batch:
         del self.streams[attempt]
         self.unreported.pop(attempt, None)
 
-    def _vacate(self, stream: Stream, now: InstantNs) -> None:
-        """Free a running stream's slot and blocks; its prefix stays as cache."""
+    def _unseat(self, stream: Stream, now: InstantNs) -> None:
+        """Take a running stream's slot; its `pos` and `blocks` tell the KV that it holds."""
         job = stream.job
+        self.slots.open = True
         if job.attempt in self.decodes:
-            computed = self._computed(stream)
-            blocks: int = blocks_for(computed + self._granted)
+            stream.pos = self._computed(stream)
+            stream.blocks = blocks_for(stream.pos + self._granted)
             if stream.phase is Phase.DECODE:
                 self._close(stream, now)
             del self.decodes[job.attempt]
-            self.context -= computed + 1
+            self.context -= stream.pos + 1
             self._due[stream.offset] -= 1
             self.bounds[job.gap_bound_ns] -= 1
             if not self.decodes:
                 self.gaps.clear()
         else:
             self.prefills.remove(stream)
-            computed, blocks = stream.pos, stream.blocks
-            self.backlog -= stream.target - computed
+            self.backlog -= stream.target - stream.pos
+
+    def _release(self, stream: Stream) -> None:
+        """Free the blocks of a stream without a slot; its prefix stays as cache."""
         extent, pool = stream.extent, self.pool
         assert extent is not None
-        prefix = min(computed // BLOCK_TOKENS, stream.prefix_blocks)
+        prefix = min(stream.pos // BLOCK_TOKENS, stream.prefix_blocks)
         if prefix > extent.end:
-            extent = pool.share(extent, job.prefix, prefix)
-        pool.free += blocks - extent.end
+            extent = pool.share(extent, stream.job.prefix, prefix)
+        pool.free += stream.blocks - extent.end
         pool.unlock(extent)
-        stream.extent = None
+        stream.extent, stream.blocks = None, 0
 
     def _computed(self, stream: Stream) -> int:
         """Return the tokens whose KV a decode has: all but the last one made."""
@@ -407,32 +481,3 @@ class Batch:
         self.gaps.close(stream.account)
         stream.made += self.steps - stream.join_step
         stream.last_at = now
-
-    def check(self) -> None:
-        """Assert that blocks, tokens and streams add up."""
-        held = context = 0
-        due, bounds = [0] * BLOCK_TOKENS, dict.fromkeys(self.bounds, 0)
-        for stream in self.decodes.values():
-            assert stream.phase in {Phase.DECODE, Phase.DOOMED}, f"{stream.phase=}"
-            assert stream.extent is not None
-            computed = self._computed(stream)
-            held += blocks_for(computed + self._granted) - stream.extent.end
-            context += computed + 1
-            due[stream.offset] += 1
-            bounds[stream.job.gap_bound_ns] += 1
-            assert (computed - self.steps + stream.offset) % BLOCK_TOKENS == 0
-            assert self.steps <= stream.end_step, "a decode past its end"
-        backlog = 0
-        for stream in self.prefills:
-            assert stream.phase in {Phase.PREFILL, Phase.DOOMED}, f"{stream.phase=}"
-            assert stream.extent is not None
-            assert stream.pos < stream.target
-            held += stream.blocks - stream.extent.end
-            backlog += stream.target - stream.pos
-        waiting = [each for each in self.streams.values() if each.phase is Phase.WAITING]
-        assert len(waiting) == self.waiting.count
-        assert backlog + sum(stream.target for stream in waiting) == self.backlog
-        assert context == self.context, f"{context=} {self.context=}"
-        assert due == self._due, f"{due=} {self._due=}"
-        assert bounds == self.bounds, f"{bounds=} {self.bounds=}"
-        self.pool.check(held)

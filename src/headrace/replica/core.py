@@ -14,11 +14,14 @@ from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.replica.audit import audit
 from headrace.replica.batch import Batch
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
+from headrace.replica.yielding import GaveWay, Yielding, YieldTotals
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,
@@ -45,6 +48,7 @@ class Replica:
         profile: Profile,
         batching: BatchingPolicy,
         *,
+        offers: Offers = RECOMPUTE_ONLY,
         noise_seed: int = 0,
         noise_ppm: int = 0,
         fast_forward: bool = True,
@@ -52,7 +56,7 @@ class Replica:
     ) -> None:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
-        `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        `offers`: how requests give way. `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
         self.name, self.incarnation, self.profile = name, incarnation, profile
@@ -61,7 +65,7 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
-        self._batch = Batch(self._blocks, batching)
+        self._batch = Batch(self._blocks, batching, Yielding(batching, offers, profile))
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -129,7 +133,7 @@ class Replica:
         self._live_to(now)
         if self._left > 1:
             self._cut(now)
-        self.profile = profile
+        self.profile = self._batch.yielding.profile = profile
         self._costs, self._stretch = profile.costs, -1
         self._hold_steps = 0  # what the policy promised, it promised of the old one
 
@@ -187,7 +191,7 @@ class Replica:
             waiting_prefill_tokens=Tokens(batch.backlog),
             kv_blocks_used=Blocks(pool.total - pool.free - pool.evictable),
             kv_blocks_total=Blocks(pool.total),
-            preemptions=batch.preemptions,
+            preemptions=batch.yielding.preemptions,
             prefix_tokens_queried=batch.prefix_queried,
             prefix_tokens_hit=batch.prefix_hit,
         )
@@ -201,8 +205,18 @@ class Replica:
             steps=self._batch.steps,
             tokens_made=Tokens(self._batch.tokens_made),
             prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
-            preemptions=self._batch.preemptions,
+            preemptions=self._batch.yielding.preemptions,
         )
+
+    def yielded(self, now: InstantNs) -> YieldTotals:
+        """Return what came of requests that gave way."""
+        self._live_to(now)
+        self._split(now)
+        return self._batch.yielding.totals()
+
+    def gave_way(self) -> tuple[GaveWay, ...]:
+        """Return the last requests that gave way, oldest first, with what each choice was made of."""
+        return tuple(self._batch.yielding.records)
 
     def fail(self, now: InstantNs) -> list[AttemptId]:
         """Crash: lose everything not yet finished by `now`; return the attempts lost, oldest first.
@@ -221,7 +235,7 @@ class Replica:
         """Assert everything that must hold between calls."""
         if self._alive:
             batch = self._batch
-            batch.check()
+            audit(batch)
             assert bool(self._left) == bool(batch.decodes or batch.prefills)
             assert self._left or not batch.waiting.count, "idle with work"
 
@@ -292,14 +306,18 @@ class Replica:
             self._stretch = batch.steps // STRETCH_STEPS
             costs = self.profile.costs
             self._costs = noisy(costs, self._noise_seed, self._stretch, self._noise_ppm)
-        costs, decodes = self._costs, len(batch.decodes)
+        costs, decodes, context = self._costs, len(batch.decodes), batch.context
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
+            if stream.resumes:
+                decodes += 1
+                context += stream.target
+                continue
             tokens += chunk
             span += chunk * (2 * stream.pos + chunk)
             squares += chunk * chunk
         assert tokens or decodes, "a plan of nothing"
-        self._alpha = costs.step_ps(decodes, batch.context, tokens, span)
+        self._alpha = costs.step_ps(decodes, context, tokens, span) + batch.yielding.moving_ps()
         if tokens:
             self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
         else:

@@ -30,9 +30,9 @@ class Stream:
     """What the engine keeps of an attempt; plain fields, written by the batch it is in."""
 
     __slots__ = (
-        "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "job",
-        "join_step", "last_at", "made", "offset", "phase", "pos", "prefix_blocks", "reported",
-        "serial", "target",
+        "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "had", "host",
+        "job", "join_step", "last_at", "made", "offset", "paused_at", "paused_ns", "phase", "pos",
+        "preemptions", "prefix_blocks", "reported", "serial", "target",
     )  # fmt: skip
 
     def __init__(self, job: Job, arrived_at: InstantNs, serial: int) -> None:
@@ -46,15 +46,19 @@ class Stream:
         """Tokens to compute before the next one is made: the prompt, and after a preemption the
         output made before it."""
         self.pos = 0
-        """Tokens computed, while in prefill."""
+        """Tokens whose KV there is, here or on the host; while decoding, as of when it began."""
         self.blocks = 0
-        """KV blocks held, those of the tree included, while in prefill."""
+        """KV blocks held, those of the tree included, unless it decodes."""
+        self.host = 0
+        """Blocks of its KV on the host: it waits then, and holds none here."""
+        self.had = 0
+        """The most tokens whose KV there was when it gave way: fewer are computed again."""
         self.prefix_blocks = min(job.prompt_tokens, len(job.prefix) * job.prefix_tokens) // (
             BLOCK_TOKENS
         )
         """Full blocks of the prompt that have ids."""
         self.extent: Extent | None = None
-        """The end of the path locked in the prefix tree, while running."""
+        """The end of the path locked in the prefix tree, while it holds blocks."""
         self.cached: int | None = None
         """Tokens found in the prefix cache at the first start."""
         self.made = 0
@@ -69,6 +73,16 @@ class Stream:
         self.first_at: InstantNs | None = None
         self.last_at = InstantNs(0)
         self.account = Account(job.gap_bound_ns)
+        self.preemptions = 0
+        self.paused_at: InstantNs | None = None
+        """Since when it makes no tokens because it gave way."""
+        self.paused_ns = 0
+        """Of pauses that are over."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it only has the step of a decode before it, to become one again."""
+        return self.made > 0 and self.pos + 1 == self.target
 
     def entry(self, computed: int, made: int) -> Entry:
         """Return what a policy may know."""
@@ -84,6 +98,7 @@ class Stream:
             prompt_tokens=job.prompt_tokens,
             computed=Tokens(computed),
             made=Tokens(made),
+            gap_ns=job.gap_bound_ns,
         )
 
     def finished(self) -> Finished:
@@ -94,17 +109,23 @@ class Stream:
             cached_tokens=Tokens(self.cached or 0),
             output_tokens=Tokens(self.made),
         )
-        if self.first_at is None:
-            return Finished(attempt=job.attempt, usage=usage, timing=NO_STREAM)
-        timing = StreamTiming(
-            tokens=Tokens(self.made),
-            first_at=self.first_at,
-            last_at=self.last_at,
-            max_gap_ns=DurationNs(account.max_gap),
-            gaps_over=account.over,
-            gap_counts=tuple(account.counts),
+        timing = NO_STREAM
+        if self.first_at is not None:
+            timing = StreamTiming(
+                tokens=Tokens(self.made),
+                first_at=self.first_at,
+                last_at=self.last_at,
+                max_gap_ns=DurationNs(account.max_gap),
+                gaps_over=account.over,
+                gap_counts=tuple(account.counts),
+            )
+        return Finished(
+            attempt=job.attempt,
+            usage=usage,
+            timing=timing,
+            preemptions=self.preemptions,
+            paused_ns=DurationNs(self.paused_ns),
         )
-        return Finished(attempt=job.attempt, usage=usage, timing=timing)
 
 
 class WaitingQueue:
@@ -120,7 +141,7 @@ class WaitingQueue:
 
     def push(self, stream: Stream) -> None:
         """Add a stream in phase `WAITING`."""
-        key = self._policy.waiting_key(stream.entry(0, stream.made))
+        key = self._policy.waiting_key(stream.entry(stream.pos, stream.made))
         heappush(self._heap, (key, stream.serial, stream))
         self.count += 1
 
@@ -150,5 +171,5 @@ class WaitingQueue:
         """Compute all keys again."""
         streams = [item[2] for item in self._heap if item[2].phase is Phase.WAITING]
         key = self._policy.waiting_key
-        self._heap = [(key(each.entry(0, each.made)), each.serial, each) for each in streams]
+        self._heap = [(key(each.entry(each.pos, each.made)), each.serial, each) for each in streams]
         heapify(self._heap)
