@@ -19,6 +19,7 @@ from headrace.config.profiles import load_profile
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import listen
 from headrace.model.profile import Profile
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY
 
 _PORT_MAX = 65_535
 
@@ -32,6 +33,15 @@ Queued = Annotated[
     int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
 ]
 Context = Annotated[int | None, Parameter(help="Most tokens of prompt and output together.")]
+Ways = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--preemption",
+        help="How requests may give way: recompute, swap, keep; may be repeated [default: recompute].",
+    ),
+]
+HostSpeed = Annotated[float, Parameter(help="10^9 bytes a second to and from the host.")]
+HostSize = Annotated[float, Parameter(help="GiB of host memory for swapped KV.")]
 Wrong = Annotated[
     tuple[str, ...],
     Parameter(name="--fault", help="Something that goes wrong: NAME=VALUE; may be repeated."),
@@ -48,13 +58,23 @@ def engine(  # noqa: PLR0913 - a command's options
     seed: Seed = 0,
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
+    preemption: Ways = ("recompute",),
+    host_gb_per_s: HostSpeed = RECOMPUTE_ONLY.host_gb_per_s,
+    host_gib: HostSize = RECOMPUTE_ONLY.host_gib,
     fault: Wrong = (),
 ) -> int:
     """Serve one emulated replica as vLLM would, until Ctrl-C. See docs/engine.md."""
     told = {
         "model": model,
         "speed": speed,
-        "emulator": {"seed": seed},
+        "emulator": {
+            "seed": seed,
+            "preemption": {
+                "mechanisms": preemption,
+                "host_gb_per_s": host_gb_per_s,
+                "host_gib": host_gib,
+            },
+        },
         "max_num_queued_reqs": max_num_queued_reqs,
         "max_model_len": max_model_len,
     }
@@ -79,7 +99,8 @@ def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> E
         return msgspec.convert({**told, "profile": _profile(profile), "faults": faults}, EngineSpec)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`").rpartition(".")[2] or "max_model_len"
+        name = place.rstrip("`").rpartition(".")[2].partition("[")[0] or "max_model_len"
+        name = {"mechanisms": "preemption"}.get(name, name)
         raise _blamed(f"--{name.replace('_', '-')}", message) from None
 
 

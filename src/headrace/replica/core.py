@@ -10,7 +10,7 @@ can be cut at the next boundary, or split there without any effect, which is how
 midst of it is read.
 """
 
-from headrace.model.engine import Snapshot
+from headrace.model.engine import Snapshot, Yielded
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
@@ -21,7 +21,7 @@ from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.yielding import GaveWay, Yielding, YieldTotals
+from headrace.replica.yielding import GaveWay, Yielding
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,
@@ -208,7 +208,7 @@ class Replica:
             preemptions=self._batch.yielding.preemptions,
         )
 
-    def yielded(self, now: InstantNs) -> YieldTotals:
+    def yielded(self, now: InstantNs) -> Yielded:
         """Return what came of requests that gave way."""
         self._live_to(now)
         self._split(now)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from headrace.model.engine import Preemption
+from headrace.model.engine import Preemption, Yielded
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, Entry
@@ -42,28 +42,6 @@ class GaveWay(Struct, frozen=True, kw_only=True, gc=False):
     attempt: AttemptId
     held: Held
     choice: Choice
-
-
-class YieldTotals(Struct, frozen=True, kw_only=True, gc=False):
-    """What giving way has come to since the engine started (TOK-4)."""
-
-    kept: int = 0
-    swapped: int = 0
-    recomputed: int = 0
-    """Times a request gave way, by mechanism. One that was kept first and then lost its memory too
-    counts under both."""
-    pauses: int = 0
-    """Of these, those that are over: the request made its next token, or was aborted."""
-    paused_ns: DurationNs = DurationNs(0)
-    longest_pause_ns: DurationNs = DurationNs(0)
-    bytes_out: Bytes = Bytes(0)
-    bytes_in: Bytes = Bytes(0)
-    tokens_recomputed: Tokens = Tokens(0)
-    """Prompt and output tokens computed another time."""
-    on_host: int = 0
-    """Requests whose KV is on the host now."""
-    host_blocks_used: Blocks = Blocks(0)
-    host_blocks_total: Blocks = Blocks(0)
 
 
 class Candidate(NamedTuple):
@@ -180,10 +158,10 @@ class Yielding:
         """How often a request gave way."""
         return sum(self._choices.values())
 
-    def totals(self) -> YieldTotals:
+    def totals(self) -> Yielded:
         """Return all counts."""
         size = block_bytes(self.profile)
-        return YieldTotals(
+        return Yielded(
             kept=self._choices[Preemption.KEEP],
             swapped=self._choices[Preemption.SWAP],
             recomputed=self._choices[Preemption.RECOMPUTE],
