@@ -114,11 +114,18 @@ def engine(
     )
 
 
-def host(blocks: int, *mechanisms: Preemption, us: float = 100.0, by_cost: bool = True) -> Offers:
+def host(
+    blocks: int,
+    *mechanisms: Preemption,
+    us: float = 100.0,
+    by_cost: bool = True,
+    whole: bool = False,
+) -> Offers:
     """Return what a small profile's engine offers: so many blocks, each moved in so many us."""
     return Offers(
         mechanisms=mechanisms or tuple(Preemption),
         by_cost=by_cost,
+        resume_whole=whole,
         host_gb_per_s=16 / (us * 1_000),
         host_gib=16 * blocks / (1 << 30),
     )

@@ -7,13 +7,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching import ChunkedPrefill
 from headrace.policy.batching.knobs import BatchingPolicy
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
 from tests.replica.scenes import (
@@ -57,6 +58,8 @@ OFFERS = [
     host(0, KEEP, RECOMPUTE),
     host(12),
     host(200, us=0.37),
+    replace(host(60, us=200, whole=True), victims=Victims.FAIR),
+    host(0, KEEP, RECOMPUTE, whole=True),
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),

@@ -1,11 +1,12 @@
 """What becomes of requests that give way: their tokens, blocks, pauses, and everybody's time."""
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.policy.batching import ChunkedPrefill
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.replica.core import Replica
 from headrace.units import InstantNs, ms
 from tests.replica.scenes import (
@@ -83,6 +84,20 @@ def test_recompute_counts_what_is_computed_again() -> None:
     # The token that it had made last has no KV yet, and is computed for the first time.
     assert totals.prompt_tokens_computed == 60 + record.held.computed + 1
     assert told.bytes_out == told.bytes_in == 0
+
+
+def test_a_request_that_starts_again_whole_computes_again_once() -> None:
+    told = []
+    for whole in (False, True):
+        replica = engine(small(40, budget=32), ChunkedPrefill(), offers=host(0, whole=whole))
+        for attempt in range(12):
+            replica.submit(job(attempt, 90 + attempt, 60), ns(attempt))
+        assert len(finished(drain(replica))) == 12
+        replica.check()
+        told.append(replica.yielded(END))
+    chunk, whole_one = told
+    assert 0 < whole_one.recomputed < chunk.recomputed
+    assert 0 < whole_one.tokens_recomputed < chunk.tokens_recomputed
 
 
 def test_full_host_pool_is_not_offered() -> None:
@@ -194,6 +209,21 @@ def test_kept_requests_lose_their_memory_where_nobody_else_could_go_on() -> None
     assert (told.kept, told.recomputed) == (1, 1)
     assert told.pauses == 1, "one pause, however often it was taken something"
     assert [ends[nth].usage.output_tokens for nth in (1, 2)] == [30, 80]
+
+
+def test_fair_victims_are_of_the_loosest_class_and_never_of_whoever_is_below_its_share() -> None:
+    def victims(kind: Victims) -> list[int]:
+        offers = replace(RECOMPUTE_ONLY, victims=kind)
+        replica = engine(small(14), ChunkedPrefill(), offers=offers)
+        replica.submit(job(1, 40, 60, tenant="rich", counter=9, bound_ms=500), ns(0))
+        replica.submit(job(2, 40, 60, tenant="rich", counter=9), ns(1))
+        replica.submit(job(3, 40, 60, tenant="poor", counter=1, bound_ms=900), ns(2))
+        drain(replica)
+        replica.check()
+        return [one.attempt for one in replica.gave_way()]
+
+    assert set(victims(Victims.POLICY)) == {3}, "the last to come"
+    assert set(victims(Victims.FAIR)) == {1}
 
 
 def test_choices_of_late_are_kept_with_their_terms_and_are_bounded() -> None:

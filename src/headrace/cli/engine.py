@@ -40,6 +40,10 @@ Ways = Annotated[
         help="How requests may give way: recompute, swap, keep; may be repeated [default: recompute].",
     ),
 ]
+Whom = Annotated[str, Parameter(help="Whose key says who gives way: policy or fair.")]
+Whole = Annotated[
+    bool, Parameter(help="Who gave way starts again only where all that it had fits.", negative=())
+]
 HostSpeed = Annotated[float, Parameter(help="10^9 bytes a second to and from the host.")]
 HostSize = Annotated[float, Parameter(help="GiB of host memory for swapped KV.")]
 Wrong = Annotated[
@@ -59,6 +63,8 @@ def engine(  # noqa: PLR0913 - a command's options
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
     preemption: Ways = ("recompute",),
+    victims: Whom = RECOMPUTE_ONLY.victims,
+    resume_whole: Whole = False,
     host_gb_per_s: HostSpeed = RECOMPUTE_ONLY.host_gb_per_s,
     host_gib: HostSize = RECOMPUTE_ONLY.host_gib,
     fault: Wrong = (),
@@ -71,6 +77,8 @@ def engine(  # noqa: PLR0913 - a command's options
             "seed": seed,
             "preemption": {
                 "mechanisms": preemption,
+                "victims": victims,
+                "resume_whole": resume_whole,
                 "host_gb_per_s": host_gb_per_s,
                 "host_gib": host_gib,
             },

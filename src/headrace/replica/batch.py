@@ -14,14 +14,14 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from headrace.model.engine import Preemption
-from headrace.policy.batching.knobs import BatchingPolicy, Break, Knobs
+from headrace.policy.batching.knobs import BatchingPolicy, Break, Entry, Knobs
 from headrace.policy.batching.preemption import Held
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished, FirstTokenMade
 from headrace.replica.kv import KvPool, Match
 from headrace.replica.slots import Slots
 from headrace.replica.stream import Phase, Stream, WaitingQueue
-from headrace.replica.yielding import Candidate, Yielding
+from headrace.replica.yielding import Yielding
 from headrace.units import BLOCK_TOKENS, Blocks, InstantNs, Tokens, blocks_for
 
 if TYPE_CHECKING:
@@ -98,27 +98,29 @@ class Batch:
     def begin(self, knobs: Knobs, now: InstantNs) -> None:
         """Plan the next step and give it its blocks."""
         self.plan = []
-        self.yielding.moving = 0
-        contests = self.yielding.keeps
+        yielding = self.yielding
+        yielding.moving = 0
+        contests = yielding.keeps
         if contests and (loser := self.slots.loser(self, knobs)):
             self._preempt(loser, now, for_slot=True)
-        before = self.yielding.preemptions
-        pool = self.pool
-        while self.due > pool.free + pool.evictable:
-            self._preempt(self._victim(), now)
-        pool.take(self.due)
+        before = yielding.preemptions
+        if self._due[self.steps & _BLOCK_MASK]:
+            pool = self.pool
+            while self.due > pool.free + pool.evictable:
+                self._preempt(self._victim(), now)
+            pool.take(self.due)
         self._granted = 1
         left = max(knobs.token_budget - len(self.decodes), 0)
         if self.prefills:
             left = self._go_on(knobs, left, now)
-        self.alone = self.yielding.preemptions > before
+        self.alone = yielding.preemptions > before
         # Where kept streams hold memory, even the last to run may have given way.
         if self.waiting.count and not (self.alone and (self.decodes or self.plan)):
             left = self._start(knobs, left, now)
         if self._aside is not None:
             self.waiting.push(self._aside)
             self._aside = None
-        if self.yielding.moving or (contests and self.waiting.count and self.slots.open):
+        if yielding.moving or (contests and self.waiting.count and self.slots.open):
             self.alone = True
         running = len(self.decodes) + len(self.prefills)
         full = not left or running >= knobs.running_limit
@@ -157,8 +159,8 @@ class Batch:
             stream = waiting.head()
             if stream is None:
                 break
-            found, start, chunk, need = self.need(stream, min(left, limit))
-            if need > pool.free + pool.evictable - found.idle:
+            found, start, chunk, need, room = self.need(stream, min(left, limit))
+            if room > pool.free + pool.evictable - found.idle:
                 if self._clear(stream, now):
                     continue
                 break
@@ -175,11 +177,12 @@ class Batch:
                 self._publish(stream)
         return left
 
-    def need(self, stream: Stream, most: int) -> tuple[Match, int, int, int]:
+    def need(self, stream: Stream, most: int) -> tuple[Match, int, int, int, int]:
         """Return what a waiting stream would start with, at most `most` tokens in its first chunk.
 
         What the prefix cache has of it (one token at least must be computed; one that kept its
-        blocks asks for none), the tokens that it starts from, its chunk and the blocks it lacks.
+        blocks asks for none), the tokens that it starts from, its chunk, the blocks it lacks for
+        that, and how many must be there.
         """
         pool, limit = self.pool, stream.prefix_blocks
         found = Match(pool.root, 0, 0)
@@ -188,7 +191,10 @@ class Batch:
             found = pool.match(stream.job.prefix, limit)
         start = max(found.blocks * BLOCK_TOKENS, stream.pos)
         chunk = min(stream.target - start, most)
-        return found, start, chunk, blocks_for(start + chunk) - (stream.blocks or found.blocks)
+        held = stream.blocks or found.blocks
+        need = blocks_for(start + chunk) - held
+        whole = stream.had and self.yielding.offers.resume_whole
+        return found, start, chunk, need, blocks_for(stream.target) - held if whole else need
 
     def _seat(self, stream: Stream, start: int, found: int) -> None:
         """Give a waiting stream its slot; `found` blocks of it were in the prefix cache."""
@@ -215,22 +221,29 @@ class Batch:
 
     # Preemption -------------------------------------------------------------------------------
 
-    def _victim(self) -> Candidate:
-        """Return whom with memory the policy gives up first, and how."""
-        holders = (*self.decodes.values(), *self.prefills, *self.kept.values())
-        return self.yielding.first([self.candidate(each) for each in holders])
+    def _victim(self) -> Stream:
+        """Return whom with memory the policy gives up first."""
+        return self._first([*self.decodes.values(), *self.prefills, *self.kept.values()])
 
-    def candidate(self, stream: Stream) -> Candidate:
-        """Return a stream with what a policy may know of it and what it holds."""
-        made, computed, blocks = stream.made, stream.pos, stream.blocks
+    def _first(self, streams: list[Stream]) -> Stream:
+        return self.yielding.first(streams, list(map(self.entry, streams)), self._held)
+
+    def entry(self, stream: Stream) -> Entry:
+        """Return what a policy may know of a stream at this boundary."""
+        if stream.phase is not Phase.DECODE:
+            return stream.entry(stream.pos, stream.made)
+        since = self.steps - stream.join_step
+        return stream.entry(stream.target + since, stream.made + since)
+
+    def _held(self, stream: Stream) -> Held:
+        """Return what a stream with memory holds."""
+        computed, blocks = stream.pos, stream.blocks
         if stream.phase is Phase.DECODE:
             computed = self._computed(stream)
-            made += self.steps - stream.join_step
             blocks = blocks_for(computed + self._granted)
         assert stream.extent is not None
         shared = Tokens(self.pool.shared(stream.extent) * BLOCK_TOKENS)
-        held = Held(computed=Tokens(computed), shared=shared, blocks=Blocks(blocks))
-        return Candidate(stream, stream.entry(computed, made), held)
+        return Held(computed=Tokens(computed), shared=shared, blocks=Blocks(blocks))
 
     @property
     def due(self) -> int:
@@ -242,7 +255,7 @@ class Batch:
         kept = [each for each in self.kept.values() if each is not head]
         if self.decodes or self.prefills or not kept:
             return False
-        self._preempt(self.yielding.first([self.candidate(each) for each in kept]), now)
+        self._preempt(self._first(kept), now)
         return True
 
     def _squeeze(self, stream: Stream, need: int, now: InstantNs) -> int:
@@ -250,7 +263,7 @@ class Batch:
         pool, regained = self.pool, 0
         while stream.phase is Phase.PREFILL and need > pool.free + pool.evictable:
             victim = self._victim()
-            regained += self._unplan(victim.stream)
+            regained += self._unplan(victim)
             self._preempt(victim, now)
         return regained
 
@@ -264,9 +277,9 @@ class Batch:
                 return chunk
         return 0
 
-    def _preempt(self, found: Candidate, now: InstantNs, *, for_slot: bool = False) -> None:
+    def _preempt(self, victim: Stream, now: InstantNs, *, for_slot: bool = False) -> None:
         """Take a stream's slot, and its blocks unless it may keep them; it waits for its turn."""
-        victim, attempt = found.stream, found.stream.job.attempt
+        attempt, held = victim.job.attempt, self._held(victim)
         waited = self.kept.pop(attempt, None)
         if not waited:
             self._unseat(victim, now)
@@ -275,7 +288,7 @@ class Batch:
             victim.had = max(victim.had, victim.pos)
             self.backlog += victim.target - victim.pos
             self.unreported[attempt] = victim
-        way = self.yielding.take(found, now, for_slot=for_slot)
+        way = self.yielding.take(victim, held, now, for_slot=for_slot)
         if way is Preemption.KEEP:
             self.kept[attempt] = victim
         else:
@@ -326,10 +339,11 @@ class Batch:
         if done > 1 or not last:
             self.pool.take(self._further(done if last else done + 1))
         for stream, chunk in self.plan:
-            if not stream.resumes:
+            if not (stream.made and stream.resumes):
                 self.prompt_tokens_computed += chunk * done
-            again = min(stream.had, stream.pos + chunk * done) - stream.pos
-            self.yielding.tokens_recomputed += max(again, 0)
+            if stream.had > stream.pos:
+                again = min(stream.had - stream.pos, chunk * done)
+                self.yielding.tokens_recomputed += again
             stream.pos += chunk * done
             stream.blocks = blocks_for(stream.pos if last else stream.pos + chunk)
             self.backlog -= chunk * done

@@ -309,7 +309,7 @@ class Replica:
         costs, decodes, context = self._costs, len(batch.decodes), batch.context
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
-            if stream.resumes:
+            if stream.made and stream.resumes:
                 decodes += 1
                 context += stream.target
                 continue
@@ -317,7 +317,9 @@ class Replica:
             span += chunk * (2 * stream.pos + chunk)
             squares += chunk * chunk
         assert tokens or decodes, "a plan of nothing"
-        self._alpha = costs.step_ps(decodes, context, tokens, span) + batch.yielding.moving_ps()
+        self._alpha = costs.step_ps(decodes, context, tokens, span)
+        if batch.yielding.moving:
+            self._alpha += batch.yielding.moving_ps()
         if tokens:
             self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
         else:

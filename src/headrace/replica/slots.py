@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.policy.batching.knobs import Knobs
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.yielding import Candidate, Yielding
+from headrace.replica.yielding import Yielding
 from headrace.units import blocks_for
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Slots:
         self.open = True
         """Whether others run than when it was answered last."""
 
-    def loser(self, batch: "Batch", knobs: Knobs) -> Candidate | None:
+    def loser(self, batch: "Batch", knobs: Knobs) -> Stream | None:
         """Return who is to give its slot to the first in line before the next step is planned."""
         head = batch.waiting.head()
         if head is None:
@@ -40,8 +40,8 @@ class Slots:
         running = [*batch.decodes.values(), *batch.prefills]
         if len(running) != knobs.running_limit:
             return None
-        found = self._yielding.loser([batch.candidate(each) for each in running], head)
-        return found if found and _could_start(batch, head, found.stream, knobs) else None
+        found = self._yielding.loser(running, list(map(batch.entry, running)), head)
+        return found if found and _could_start(batch, head, found, knobs) else None
 
 
 def _could_start(batch: "Batch", head: Stream, loser: Stream, knobs: Knobs) -> bool:
@@ -56,5 +56,5 @@ def _could_start(batch: "Batch", head: Stream, loser: Stream, knobs: Knobs) -> b
             left -= chunk
     if left <= 0:
         return False
-    found, _, _, need = batch.need(head, min(left, limit))
-    return need <= room - found.idle
+    found, *_, needed = batch.need(head, min(left, limit))
+    return needed <= room - found.idle

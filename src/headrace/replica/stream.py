@@ -82,7 +82,7 @@ class Stream:
     @property
     def resumes(self) -> bool:
         """Whether it only has the step of a decode before it, to become one again."""
-        return self.made > 0 and self.pos + 1 == self.target
+        return self.pos + 1 == self.target and self.made > 0
 
     def entry(self, computed: int, made: int) -> Entry:
         """Return what a policy may know."""

@@ -11,7 +11,7 @@ less. Both ways share one link here; real links are full duplex.
 """
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -23,8 +23,10 @@ from headrace.policy.batching.preemption import (
     Choice,
     Held,
     Offers,
+    Victims,
     block_bytes,
     choose,
+    gives_way,
     marked,
     tied,
     yields,
@@ -44,27 +46,21 @@ class GaveWay(Struct, frozen=True, kw_only=True, gc=False):
     choice: Choice
 
 
-class Candidate(NamedTuple):
-    """One stream that could give way, as it stands at a boundary."""
-
-    stream: Stream
-    entry: Entry
-    held: Held
-
-
 class Yielding:
     """What one engine has for requests that give way, and what it counts of them."""
 
     __slots__ = (
-        "_choices", "_policy", "blocks_in", "blocks_out", "host_total", "host_used", "longest",
-        "moving", "offers", "on_host", "paused", "pauses", "profile", "records",
-        "tokens_recomputed",
+        "_choices", "_key", "blocks_in", "blocks_out", "host_total", "host_used", "keeps",
+        "longest", "moving", "offers", "on_host", "paused", "pauses", "preemptions", "profile",
+        "records", "tokens_recomputed",
     )  # fmt: skip
 
     def __init__(self, policy: BatchingPolicy, offers: Offers, profile: Profile) -> None:
         """Start with an empty host pool; `policy` says who goes first."""
-        self._policy = policy
+        self._key = gives_way if offers.victims is Victims.FAIR else policy.victim_key
         self.offers = offers
+        self.keeps = offers.has(Preemption.KEEP)
+        """Whether a request may lose its slot and keep its memory."""
         self.profile = profile
         """Prices the choices; another of the same sizes may take its place."""
         self.host_total: int = offers.host_blocks(profile)
@@ -78,28 +74,30 @@ class Yielding:
         self.records: deque[GaveWay] = deque(maxlen=_RECORDS)
         """The last ones, each with all that its choice was made of."""
         self._choices = dict.fromkeys(Preemption, 0)
+        self.preemptions = 0
+        """How often a request gave way."""
 
-    @property
-    def keeps(self) -> bool:
-        """Whether a request may lose its slot and keep its memory."""
-        return self.offers.has(Preemption.KEEP)
+    def first(
+        self, streams: list[Stream], entries: list[Entry], held: Callable[[Stream], Held]
+    ) -> Stream:
+        """Return who loses its memory first: of equals the cheapest, of these the youngest.
 
-    def first(self, candidates: list[Candidate]) -> Candidate:
-        """Return who loses its memory first: of equals the cheapest, of these the youngest."""
-        equals = tied([one.entry for one in candidates], self._policy.victim_key)
+        `entries` are what a policy may know of the streams, `held` says what one holds.
+        """
+        equals = tied(entries, self._key)
         if len(equals) == 1:
-            return candidates[equals[0]]
+            return streams[equals[0]]
 
-        def rank(one: Candidate) -> tuple[int, int]:
-            return self._price(one.held).per_block_ns, -one.stream.serial
+        def rank(one: Stream) -> tuple[int, int]:
+            return self._price(held(one)).per_block_ns, -one.serial
 
-        return min((candidates[nth] for nth in equals), key=rank)
+        return min((streams[nth] for nth in equals), key=rank)
 
-    def loser(self, running: list[Candidate], head: Stream) -> Candidate | None:
+    def loser(self, running: list[Stream], entries: list[Entry], head: Stream) -> Stream | None:
         """Return who would give its slot to the first in line, if anybody is less urgent."""
-        entries = marked([one.entry for one in running])
-        equals = tied(entries, self._policy.victim_key)
-        last = max(equals, key=lambda nth: running[nth].stream.serial)
+        entries = marked(entries)
+        equals = tied(entries, self._key)
+        last = max(equals, key=lambda nth: running[nth].serial)
         return running[last] if yields(entries[last], head.entry(head.pos, head.made)) else None
 
     def _price(self, held: Held, *, for_slot: bool = False) -> Choice:
@@ -107,11 +105,11 @@ class Yielding:
         free = self.host_total - self.host_used
         return choose(held, self.offers, self.profile, host_free=free, for_slot=for_slot)
 
-    def take(self, found: Candidate, now: InstantNs, *, for_slot: bool) -> Preemption:
+    def take(self, stream: Stream, held: Held, now: InstantNs, *, for_slot: bool) -> Preemption:
         """Let a request give way and return how; one that is swapped leaves in this step."""
-        stream, _, held = found
         choice = self._price(held, for_slot=for_slot)
         self._choices[choice.mechanism] += 1
+        self.preemptions += 1
         record = GaveWay(at=now, attempt=stream.job.attempt, held=held, choice=choice)
         self.records.append(record)
         stream.preemptions += 1
@@ -151,12 +149,7 @@ class Yielding:
 
     def moving_ps(self) -> Ps:
         """Return how much longer the planned step is for what it moves."""
-        return self.offers.transfer_ps(self.moving, self.profile) if self.moving else Ps(0)
-
-    @property
-    def preemptions(self) -> int:
-        """How often a request gave way."""
-        return sum(self._choices.values())
+        return self.offers.transfer_ps(self.moving, self.profile)
 
     def totals(self) -> Yielded:
         """Return all counts."""

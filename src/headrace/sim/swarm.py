@@ -15,7 +15,7 @@ from headrace.model.engine import Preemption
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
@@ -157,7 +157,9 @@ def _preemption(rng: Random) -> Offers:
     more = rng.choice(((Preemption.SWAP,), (Preemption.KEEP,), (Preemption.KEEP, Preemption.SWAP)))
     return Offers(
         mechanisms=(*more, Preemption.RECOMPUTE),
+        victims=rng.choice(tuple(Victims)),
         by_cost=rng.random() < 0.8,
+        resume_whole=rng.random() < 0.5,
         host_gb_per_s=rng.choice((2.0, 10.0, 50.0)),
         host_gib=rng.choice((0.1, 1.0, 100.0)),
     )

@@ -133,7 +133,6 @@ class BatchingPolicy(Protocol):
     def victim_key(self, entry: Entry) -> Key:
         """Return the key of a running request when blocks run out: the greatest gives way.
 
-        Equal keys: the cheapest pause for each block that it frees. `preemption.gives_way` is the
-        key of whoever has no better one.
+        Equal keys: the cheapest pause for each block that it frees.
         """
         ...

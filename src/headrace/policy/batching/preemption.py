@@ -1,7 +1,7 @@
 """Who gives way when memory or slots run out, and how (TOK-4)?
 
-Who: `tied` of a policy's victim key, which for most is `gives_way`; among equals the cheapest pause
-for each block that it frees. How: `choose`, the mechanism whose cost to the engine is least, of
+Who: `tied` of a victim key, that of the batching policy or the fair one, `gives_way`; among equals
+the cheapest pause for each block that it frees. How: `choose`, the mechanism whose cost to the engine is least, of
 those that it has. Costs are engine time: what everybody in the batch waits because one gave way.
 
 Pure, and known to nobody but whoever runs a batch: an engine that can only compute again, like
@@ -9,6 +9,7 @@ vLLM, offers `RECOMPUTE` alone, and what is left to it is whom.
 """
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -26,14 +27,27 @@ _PS_PER_S = 1_000_000_000_000
 _NO_USE = DurationNs(1 << 62)  # of a pause that frees nothing
 
 
+class Victims(StrEnum):
+    """By whose key requests give way."""
+
+    POLICY = "policy"
+    """That of the batching policy."""
+    FAIR = "fair"
+    """`gives_way`, whatever the batching policy says."""
+
+
 class Offers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests may give way in an engine, and what it has for that."""
 
     mechanisms: Annotated[tuple[Preemption, ...], Meta(min_length=1)] = (Preemption.RECOMPUTE,)
     """`recompute` is always among them: a host pool may be full, and a kept request frees no memory.
     That alone is what vLLM does."""
+    victims: Victims = Victims.POLICY
     by_cost: bool = True
     """Take the cheapest. False: the first of `mechanisms` that is possible, whatever it costs."""
+    resume_whole: bool = False
+    """Whether a request that gave way starts again only where all that it had fits. False: where its
+    first chunk does, as in vLLM, so that it may lose it all again before it is done."""
     host_gb_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 20.0
     """10^9 bytes a second between the KV pool and the host, one way. 20: PCIe 4 x16 in large pieces;
     copies of single blocks of single layers reach less than half of it."""
@@ -172,11 +186,12 @@ def marked(entries: Sequence[Entry]) -> list[Entry]:
     What a tenant's requests know of its counter may differ by age: counters grow, so the greatest
     that any of them knows is taken.
     """
+    first = entries[0].tenant
+    if all(entry.tenant == first for entry in entries):  # nobody to compare with
+        return list(entries)
     counters: dict[TenantId, int] = {}
     for entry in entries:
         counters[entry.tenant] = max(counters.get(entry.tenant, entry.counter), entry.counter)
-    if len(counters) < 2:  # noqa: PLR2004  nobody to compare with
-        return list(entries)
     least, second, *_ = sorted(counters.values())
     if least == second:
         return list(entries)
