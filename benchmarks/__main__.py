@@ -20,7 +20,7 @@ import msgspec
 from benchmarks import harness
 
 REGISTRY = (
-    "decision", "metrics", "prompt_tokens", "simspeed", "overload", "fairwait", "swarm", "soak",
+    "decision", "metrics", "prompt_tokens", "simspeed", "tokens", "overload", "fairwait", "swarm", "soak",
     "gateway", "parity", "live_overload", "vllm",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""

@@ -164,6 +164,7 @@ def config(base: str, alone: Alone) -> dict[str, object]:
 def step_ms(alone: Alone) -> float:
     """Return the time of a step of the whole budget; so much prefill is in flight, as is asked for."""
     fit = alone.profile.mixed
+    assert fit is not None, "measured as two fits"
     return math.ceil(fit.a_ms + fit.b_ms * plan.BUDGET + fit.c_ms * plan.SLOTS)
 
 

@@ -26,6 +26,8 @@ TPOT = {1: 22.0, 8: 36.0, 16: 52.0, 32: 84.0}
 
 def test_step_times_are_fitted_exactly_where_they_are_lines() -> None:
     found = profile(TTFT, TPOT, 66.0)
+    assert found.mixed is not None
+    assert found.decode is not None
     assert (found.mixed.a_ms, found.mixed.b_ms) == pytest.approx((28, 1))
     assert (found.decode.a_ms, found.decode.c_ms) == pytest.approx((20, 2))
     assert found.max_running == found.reference_batch == 8, "46 / (2 + 112 / 32)"

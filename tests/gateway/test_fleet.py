@@ -6,12 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.engines.fetch import Answer
+from headrace.adapters.engines.inprocess import InProcessEngine
 from headrace.adapters.engines.remote import RemoteEngine
-from headrace.config.schema import Settings, UpstreamSpec
+from headrace.config.schema import EmulatorSpec, Settings, UpstreamSpec
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
 from headrace.gateway.fleet import engines
 from headrace.model.engine import EngineKind
+from headrace.policy.batching import ChunkedPrefill
+from headrace.units import NS_PER_MS
+from tests.adapters.test_emulated import Ear, LateClock, call
 from tests.gateway.scenes import deployment
 
 pytestmark = pytest.mark.asyncio
@@ -39,3 +43,24 @@ async def test_every_engine_of_a_pool_serves_beside_emulated_ones() -> None:
     assert [engine.name for engine in found] == ["p-0", "p-1", "p-2", "q-0", "q-1"]
     assert driver.ready_replicas == 5
     driver.stop()
+
+
+async def test_emulated_engines_fill_their_steps_as_configured() -> None:
+    """One slot and eight prompt tokens a step: who comes second waits, the first takes 63 steps."""
+    clock = LateClock()
+    settings = Settings(
+        deployment=deployment(),
+        emulator=EmulatorSpec(batching=ChunkedPrefill(token_budget=8, running_limit=1)),
+    )
+    found = engines(settings, clock)[0]
+    assert isinstance(found, InProcessEngine)
+    made, ear = found._engine, Ear(clock)
+    made.connect(ear)
+    made.submit(call(1))
+    made.submit(call(2))
+    clock.run(10 * NS_PER_MS)
+    made.poll()
+    (report,) = ear.reports
+    assert (report.running, report.waiting) == (1, 1)
+    assert report.waiting_prefill_tokens is not None
+    assert 900 < report.waiting_prefill_tokens < 1_000

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model.profile import Calibration, DecodeFit, MixedFit, Profile
+from headrace.model.table import TableFit
 from headrace.units import MICRO, Tokens, ps_to_ns
 
 H100 = Profile(
@@ -18,6 +19,15 @@ H100 = Profile(
     reference_batch=256,
     decode=DecodeFit(a_ms=6.06, c_ms=0.0079, d_ms=4.32e-5),
     mixed=MixedFit(a_ms=6.15, knee=115, b_ms=0.0143, c_ms=0.0012, d_ms=4.25e-5, e_ms=2.19e-6),
+)
+
+POINTS = ((1, 13.2), (64, 13.4), (128, 15.1), (512, 33.2), (2_048, 109.7))
+STAIRS = msgspec.structs.replace(
+    H100,
+    name="stairs",
+    decode=None,
+    mixed=None,
+    table=TableFit(points=POINTS, h_ms=0.6, c_ms=0.0053, d_ms=8.1e-5, e_ms=3.1e-6),
 )
 
 
@@ -64,6 +74,7 @@ def test_cached_prompt_costs_less_than_computed_prompt() -> None:
 
 
 @given(
+    profile=st.sampled_from([H100, STAIRS]),
     uncached=st.integers(0, 5_000),
     cached=st.integers(0, 5_000),
     decodes=st.integers(0, 300),
@@ -71,16 +82,16 @@ def test_cached_prompt_costs_less_than_computed_prompt() -> None:
     budget=st.integers(1, 600),
 )
 def test_prefill_time_is_the_sum_of_its_steps(
-    uncached: int, cached: int, decodes: int, context: int, budget: int
+    profile: Profile, uncached: int, cached: int, decodes: int, context: int, budget: int
 ) -> None:
     total, at = 0, cached
     chunk = max(1, budget - decodes)
     for step, left in enumerate(range(uncached, 0, -chunk)):
         tokens = min(left, chunk)
         span = (at + tokens) ** 2 - at**2
-        total += H100.step_ps(decodes, context + step * decodes, tokens, span)
+        total += profile.step_ps(decodes, context + step * decodes, tokens, span)
         at += tokens
-    assert H100.prefill_ns(uncached, cached, decodes, context, budget) == ps_to_ns(total)
+    assert profile.prefill_ns(uncached, cached, decodes, context, budget) == ps_to_ns(total)
 
 
 def test_output_token_weighs_its_share_of_a_reference_step() -> None:
@@ -100,18 +111,19 @@ def test_calibration_is_linear_in_step_time() -> None:
 def test_a_slower_replica_takes_longer_for_every_step() -> None:
     served = msgspec.structs.replace(H100, calibration=Calibration(offset_ms=0.5, scale=1.27))
     for args in ((32, 30_000, 0, 0), (32, 30_000, 480, 480**2)):
-        for profile in (H100, served):
+        for profile in (H100, served, STAIRS):
             slower = profile.paced(2.5).step_ps(*args)
             assert slower == pytest.approx(2.5 * profile.step_ps(*args), rel=1e-5)
     with pytest.raises(ValueError, match="must take time"):
         H100.paced(0.0)
 
 
-def test_scaling_scales_every_coefficient() -> None:
-    twice = H100.costs.scaled(2 * MICRO)
+@pytest.mark.parametrize("profile", [H100, STAIRS])
+def test_scaling_scales_every_coefficient(profile: Profile) -> None:
+    twice = profile.costs.scaled(2 * MICRO)
     for args in ((32, 30_000, 0, 0), (32, 30_000, 480, 480**2)):
-        assert twice.step_ps(*args) == 2 * H100.costs.step_ps(*args)
-    assert H100.costs.scaled(MICRO) == H100.costs
+        assert twice.step_ps(*args) == pytest.approx(2 * profile.costs.step_ps(*args), rel=1e-9)
+    assert profile.costs.scaled(MICRO) == profile.costs
 
 
 @pytest.mark.parametrize(
@@ -120,11 +132,78 @@ def test_scaling_scales_every_coefficient() -> None:
         ({"max_running": 8}, "above max_running"),
         ({"kv_capacity_tokens": Tokens(1_024)}, "does not fit"),
         ({"calibration": Calibration(offset_ms=-7.0)}, "must take time"),
+        ({"mixed": None}, "alone"),
+        ({"decode": None, "mixed": None}, "alone"),
+        ({"table": STAIRS.table}, "alone"),
     ],
 )
 def test_profile_no_engine_could_run_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         msgspec.structs.replace(H100, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decode": H100.decode}, "alone"),
+        ({"calibration": Calibration(offset_ms=-14.0)}, "must take time"),
+        ({"token_budget": 64, "table": TableFit(points=((1, 5.0), (64, 5.0)), c_ms=0, d_ms=0, e_ms=0)},
+         "prompt token must take time"),
+    ],
+)  # fmt: skip
+def test_table_no_engine_could_run_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        msgspec.structs.replace(STAIRS, **changes)
+
+
+@pytest.mark.parametrize(
+    "points", [((1, 2.0), (1, 3.0)), ((5, 2.0), (1, 3.0)), ((1, 2.0), (2, 1.0))]
+)
+def test_table_must_rise(points: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match="points must rise"):
+        TableFit(points=points, c_ms=0, d_ms=0, e_ms=0)
+
+
+def test_table_is_read_with_the_place_of_its_error() -> None:
+    raw = msgspec.to_builtins(STAIRS)
+    assert msgspec.convert(raw, Profile) == STAIRS
+    raw["table"]["points"] = [[1, 2.0]]
+    with pytest.raises(msgspec.ValidationError, match=r"length >= 2.*\$\.table\.points"):
+        msgspec.convert(raw, Profile)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "level"),
+    [(1, 13.2), (64, 13.4), (96, 14.25), (512, 33.2), (1_280, 71.45), (4_096, 211.7)],
+)
+def test_table_step_lies_on_the_line_between_its_points(tokens: int, level: float) -> None:
+    assert STAIRS.step_ps(0, 0, tokens, 0) == pytest.approx(level * 1e9)
+    attention = 3.1e-6 * tokens**2 / 2
+    assert STAIRS.step_ps(0, 0, tokens, tokens**2) == pytest.approx((level + attention) * 1e9)
+    # Decodes count as tokens too, alone or beside a prompt.
+    own = 0.6 + 0.0053 + 8.1e-5 * 900
+    assert STAIRS.step_ps(1, 900, tokens - 1, 0) == pytest.approx((level + own) * 1e9)
+
+
+@given(tokens=st.integers(1, 5_000), more=st.integers(0, 5_000), decodes=st.integers(0, 200))
+def test_more_tokens_never_make_a_table_step_shorter(tokens: int, more: int, decodes: int) -> None:
+    for profile in (STAIRS, STAIRS.paced(0.37)):
+        less = profile.step_ps(decodes, 0, tokens, 0)
+        assert less <= profile.step_ps(decodes, 0, tokens + more, 0)
+
+
+def test_estimates_of_a_table_are_its_own_steps_where_it_works() -> None:
+    batch, context = STAIRS.reference_batch, STAIRS.reference_context
+    step = STAIRS.step_ps(batch, batch * context, 0, 0)
+    assert batch * STAIRS.token_ns(context) == pytest.approx(ps_to_ns(step), abs=batch)
+    assert STAIRS.service_weights()[1] == pytest.approx(
+        MICRO * step / batch / ((33.2e9 - 13.2e9) / 511), rel=1e-6
+    )
+    # A full step is the sum of what its tokens cost: the base and its decodes, then each prompt token.
+    full = ps_to_ns(STAIRS.step_ps(256, 256 * 1_024, 256, 0))
+    assert STAIRS.full_step_ns(256, 256 * 1_024) == full
+    costed = 256 * STAIRS.token_ns(1_024) + STAIRS.work_ns(256, 0, 0)
+    assert costed == pytest.approx(full, rel=0.1)
 
 
 def test_unknown_coefficient_is_refused_with_its_path() -> None:

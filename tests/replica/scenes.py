@@ -7,6 +7,7 @@ from msgspec import Struct
 from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
 from headrace.model.profile import DecodeFit, MixedFit, Profile
+from headrace.model.table import TableFit
 from headrace.policy.batching.knobs import (
     BatchingPolicy,
     BatchView,
@@ -19,6 +20,7 @@ from headrace.policy.batching.knobs import (
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, gives_way
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 
 CHUNK = 32
@@ -30,6 +32,14 @@ FLAT_DECODE = DecodeFit(a_ms=5.0, c_ms=0.0, d_ms=0.0)
 FLAT_MIXED = MixedFit(a_ms=5.0, knee=100_000, b_ms=0.001, c_ms=0.0, d_ms=0.0, e_ms=0.0)
 # Steps grow by some ps only, and are not whole ns.
 SLOW_GROWTH = DecodeFit(a_ms=4.999_999_7, c_ms=0.0, d_ms=1.3e-7)
+# Stairs with a kink inside every budget of these tests; a step that decodes costs more by itself.
+TABLE = TableFit(
+    points=((1, 3.1), (6, 3.3), (17, 6.5), (40, 6.9), (90, 15.0)),
+    h_ms=0.6,
+    c_ms=0.0053,
+    d_ms=8.1e-5,
+    e_ms=3.1e-6,
+)
 
 
 def small(
@@ -39,6 +49,7 @@ def small(
     running: int = 8,
     decode: DecodeFit = DECODE,
     mixed: MixedFit = MIXED,
+    table: TableFit | None = None,
 ) -> Profile:
     """Return a profile with `blocks` of KV."""
     return Profile(
@@ -52,8 +63,9 @@ def small(
         token_budget=budget,
         reference_batch=1,
         reference_context=Tokens(16),
-        decode=decode,
-        mixed=mixed,
+        decode=None if table else decode,
+        mixed=None if table else mixed,
+        table=table,
     )
 
 
@@ -99,6 +111,7 @@ def engine(
     *,
     jumps: bool = True,
     noise_ppm: int = 0,
+    rules: Rules = NO_RULES,
     offers: Offers = RECOMPUTE_ONLY,
 ) -> Replica:
     """Return an idle engine."""
@@ -110,6 +123,7 @@ def engine(
         noise_seed=7,
         noise_ppm=noise_ppm,
         fast_forward=jumps,
+        rules=rules,
         offers=offers,
     )
 
@@ -210,6 +224,32 @@ class ByHour(Struct, frozen=True):
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the longest."""
         return (entry.prompt_tokens,)
+
+
+class Moody(Struct, frozen=True):
+    """Whole prompts alone for a while, then chunks beside decodes, and so on."""
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return knobs that hold to the next turn."""
+        turn = view.now // (30 * NS_PER_MS)
+        return Knobs(
+            token_budget=70 if turn % 2 else 24,
+            running_limit=6,
+            mixed=turn % 2 == 0,
+            holds=Holds(
+                max_steps=9,
+                until=InstantNs((turn + 1) * 30 * NS_PER_MS),
+                breaks_on=Break.NOTHING,
+            ),
+        )
+
+    def waiting_key(self, entry: Entry) -> Key:
+        """Order by length."""
+        return (entry.prompt_tokens,)
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Preempt the latest deadline."""
+        return (entry.deadline,)
 
 
 class Silent(Struct, frozen=True):

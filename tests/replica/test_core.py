@@ -5,7 +5,8 @@ import pytest
 from headrace.model.ids import AttemptId
 from headrace.model.meter import NO_STREAM, Meter
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import ChunkedPrefill, PrefillFirst
+from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade, Refusal
 from headrace.units import MICRO, InstantNs, ms, ps_to_ns
@@ -13,6 +14,7 @@ from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
     ByDeadline,
+    Moody,
     Silent,
     drain,
     engine,
@@ -369,12 +371,15 @@ def test_snapshot_counts_what_is_held_and_what_is_still_to_do() -> None:
     assert snapshot.observed_at == ns(6)
 
 
-def test_timing_equals_a_meter_fed_token_by_token() -> None:
+@pytest.mark.parametrize(
+    "policy", [ChunkedPrefill(), PrefillFirst(token_budget=90), PrefillFirst(), Moody()]
+)
+def test_timing_equals_a_meter_fed_token_by_token(policy: BatchingPolicy) -> None:
     profile = small(20, budget=48)
-    replica = engine(profile, ChunkedPrefill(), jumps=False, noise_ppm=50_000)
+    replica = engine(profile, policy, jumps=False, noise_ppm=50_000)
     meters: dict[int, Meter] = {}
-    for attempt in range(6):
-        submitted = job(attempt, 20 + 13 * attempt, 10 + 9 * attempt, bound_ms=7)
+    for attempt in range(8):
+        submitted = job(attempt, 20 + 13 * attempt, 20 + 9 * attempt, bound_ms=7)
         meters[attempt] = Meter(submitted.gap_bound_ns)
         replica.submit(submitted, ZERO)
     ends = {}

@@ -12,19 +12,28 @@ from msgspec.structs import replace
 from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.batching import (
+    ChunkedPrefill,
+    DecodeFirst,
+    DynamicChunk,
+    PacedPrefill,
+    PrefillFirst,
+)
 from headrace.policy.batching.knobs import BatchingPolicy
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.replica.core import Replica
-from headrace.units import InstantNs
+from headrace.replica.rules import NO_RULES, Reserve, Rules
+from headrace.units import InstantNs, Tokens
 from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
     MIXED,
     SLOW_GROWTH,
+    TABLE,
     ByDeadline,
     ByHour,
     Fair,
+    Moody,
     Silent,
     drain,
     engine,
@@ -40,13 +49,21 @@ PROFILES = [
     small(40, budget=24, running=3),
     small(30, decode=FLAT_DECODE, mixed=FLAT_MIXED),
     small(200, budget=100, decode=SLOW_GROWTH, mixed=MIXED),
+    small(40, table=TABLE),
 ]
 POLICIES: list[BatchingPolicy] = [
+    PacedPrefill(),
+    PacedPrefill(step_ms=6.8, least_tokens=1, lend_gap_ms=15.0, token_budget_max=90),
+    DecodeFirst(token_budget=100),
+    DynamicChunk(running_limit=5),
     ChunkedPrefill(),
     ChunkedPrefill(chunk_limit=20),
     ByDeadline(),
     ByHour(),
     Silent(),
+    PrefillFirst(token_budget=100),
+    PrefillFirst(token_budget=300, running_limit=3),
+    Moody(),
     Fair(),
     Fair(running=2),
 ]
@@ -60,6 +77,21 @@ OFFERS = [
     host(200, us=0.37),
     replace(host(60, us=200, whole=True), victims=Victims.FAIR),
     host(0, KEEP, RECOMPUTE, whole=True),
+]
+RULES = [
+    NO_RULES,
+    NO_RULES,
+    NO_RULES,
+    Rules(reserve=Reserve.WHOLE, capacity=Tokens(500)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(420)),
+    Rules(reserve=Reserve.PEAK, capacity=Tokens(320), admit_every=10),
+    Rules(admit_every=4),
+]
+SORTS = [
+    (offers, rules)
+    for offers in OFFERS
+    for rules in RULES
+    if rules == NO_RULES or KEEP not in offers.mechanisms
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
@@ -140,7 +172,7 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
-    offers=st.sampled_from(OFFERS),
+    sort=st.sampled_from(SORTS),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
@@ -148,12 +180,13 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
 def test_jumps_equal_steps(
     profile: Profile,
     policy: BatchingPolicy,
-    offers: Offers,
+    sort: tuple[Offers, Rules],
     noise_ppm: int,
     script: list[tuple[str, int, Any]],
 ) -> None:
-    stepped = play(engine(profile, policy, jumps=False, noise_ppm=noise_ppm, offers=offers), script)
-    jumped = play(engine(profile, policy, noise_ppm=noise_ppm, offers=offers), script)
+    told: dict[str, Any] = {"noise_ppm": noise_ppm, "offers": sort[0], "rules": sort[1]}
+    stepped = play(engine(profile, policy, jumps=False, **told), script)
+    jumped = play(engine(profile, policy, **told), script)
     assert jumped == stepped
 
 
@@ -215,15 +248,17 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(200):
+    for seed in range(300):
         rng = Random(seed)
-        profile, policy, offers = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(OFFERS)
-        noise_ppm = rng.choice([0, 80_000])
+        profile, policy, (offers, rules) = (
+            rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(SORTS)
+        )  # fmt: skip
+        told: dict[str, Any] = {
+            "noise_ppm": rng.choice([0, 80_000]), "offers": offers, "rules": rules
+        }  # fmt: skip
         script = draw(rng)
-        stepped = play(
-            engine(profile, policy, jumps=False, noise_ppm=noise_ppm, offers=offers), script
-        )
-        jumped = play(engine(profile, policy, noise_ppm=noise_ppm, offers=offers), script)
+        stepped = play(engine(profile, policy, jumps=False, **told), script)
+        jumped = play(engine(profile, policy, **told), script)
         assert jumped == stepped, f"{seed=}"
         *_, yielded, _, report, totals = jumped
         seen["preemptions"] += totals.preemptions

@@ -51,11 +51,11 @@ def test_account_equals_meter(
     bound: int,
 ) -> None:
     log, other, account = GapLog(), Account(1_000), Account(bound)
-    log.open(other)
+    log.open(other, InstantNs(0))
     joined = note(log, start, before)
-    log.open(account)
+    log.open(account, InstantNs(0))
     note(log, joined, during)
-    log.close(account)
+    log.close(account, InstantNs(0))
     meter = Meter(DurationNs(bound))
     for at in ticks(joined, during):
         meter.note(InstantNs(ps_to_ns(at)))
@@ -65,18 +65,58 @@ def test_account_equals_meter(
     assert account.max_gap == timing.max_gap_ns
 
 
+@given(
+    start=st.integers(0, 10**13),
+    parts=st.lists(st.tuples(SEGMENTS, st.booleans()), min_size=1, max_size=6),
+    joins=st.integers(0, 6),
+    leaves=st.integers(0, 6),
+    bound=st.one_of(st.integers(0, 70_000_000), st.sampled_from([2_000_000, 10_000_000])),
+)
+def test_account_equals_meter_where_decodes_stand_still(
+    start: int,
+    parts: list[tuple[list[tuple[int, int, int]], bool]],
+    joins: int,
+    leaves: int,
+    bound: int,
+) -> None:
+    log, account, meter = GapLog(), Account(bound), Meter(DurationNs(bound))
+    log.open(Account(1_000), InstantNs(ps_to_ns(start)))
+    last, joins = None, joins % len(parts)
+    for nth, (segments, stands) in enumerate(parts):
+        now = InstantNs(ps_to_ns(start))
+        if nth == joins:
+            log.open(account, now)
+            meter.note(now)
+        if joins < nth == leaves:
+            last = log.close(account, now)
+        if stands:
+            log.stand(now)
+            start = ticks(start, segments)[-1]
+            continue
+        if joins <= nth and last is None:
+            for at in ticks(start, segments)[1:]:
+                meter.note(InstantNs(ps_to_ns(at)))
+        start = note(log, start, segments)
+    if last is None:
+        last = log.close(account, InstantNs(ps_to_ns(start)))
+    timing = meter.timing()
+    assert (tuple(account.counts), account.over) == (timing.gap_counts, timing.gaps_over)
+    assert account.max_gap == timing.max_gap_ns
+    assert last == timing.last_at
+
+
 def test_pause_counts_as_one_gap_of_the_stream_alone() -> None:
     log, paused, other = GapLog(), Account(10_000_000), Account(10_000_000)
-    log.open(paused)
-    log.open(other)
+    log.open(paused, InstantNs(0))
+    log.open(other, InstantNs(0))
     log.note(0, 5_000_000_000, 0, 2)
-    log.close(paused)
+    log.close(paused, InstantNs(0))
     paused.add(700_000_000)
     log.note(10_000_000_000, 5_000_000_000, 0, 1)
-    log.open(paused)
+    log.open(paused, InstantNs(0))
     log.note(15_000_000_000, 5_000_000_000, 0, 1)
-    log.close(paused)
-    log.close(other)
+    log.close(paused, InstantNs(0))
+    log.close(other, InstantNs(0))
     assert (sum(paused.counts), paused.max_gap, paused.over) == (4, 700_000_000, 1)
     assert (sum(other.counts), other.max_gap, other.over) == (4, 5_000_000, 0)
 
@@ -84,11 +124,11 @@ def test_pause_counts_as_one_gap_of_the_stream_alone() -> None:
 def test_stream_that_leaves_where_it_joined_has_no_gap() -> None:
     log, account = GapLog(), Account(0)
     log.note(0, 5_000_000_000, 0, 1)
-    log.open(account)
-    log.close(account)
+    log.open(account, InstantNs(0))
+    log.close(account, InstantNs(0))
     assert (sum(account.counts), account.max_gap, account.over) == (0, 0, 0)
     log.clear()
-    log.open(account)
+    log.open(account, InstantNs(0))
     log.note(10**10, 6_000_000_000, 0, 1)
-    log.close(account)
+    log.close(account, InstantNs(0))
     assert (sum(account.counts), account.max_gap, account.over) == (1, 6_000_000, 1)

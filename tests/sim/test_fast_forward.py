@@ -6,8 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.engine import Preemption
+from headrace.model.table import TableFit
 from headrace.plane.journal import Differs, Verified, verify
-from headrace.policy.batching.preemption import Offers
+from headrace.policy.batching import (
+    ChunkedPrefill,
+    DecodeFirst,
+    DynamicChunk,
+    PacedPrefill,
+    PrefillFirst,
+)
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
 from headrace.sim.swarm import draw
@@ -15,6 +24,7 @@ from tests.sim.scenes import Ran, burst, profile, run, scenario
 
 ROWS = 100
 """Requests of a drawn world that are run twice: enough for its faults, and quick step by step."""
+BATCHING = (PrefillFirst(), ChunkedPrefill(), PacedPrefill(), DecodeFirst(), DynamicChunk())
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -37,6 +47,30 @@ def test_a_drawn_world_is_the_same_step_by_step(seed: int) -> None:
     slow = run(drawn.scenario, seed, rows, check=False, fast_forward=False)
     both(fast, slow)
     assert isinstance(verify(fast.segments), Verified)
+
+
+STAIRS = TableFit(
+    points=((1, 13.2), (64, 13.4), (80, 14.9), (160, 19.5), (512, 33.2), (2_048, 109.7)),
+    h_ms=0.6,
+    c_ms=0.0053,
+    d_ms=8.1e-5,
+    e_ms=3.1e-6,
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_prompts_and_measured_steps_are_the_same_step_by_step(seed: int) -> None:
+    stairs = replace(profile(), decode=None, mixed=None, table=STAIRS)
+    drawn, whole = draw(seed, stairs if seed % 3 else profile())
+    batching = BATCHING[seed % len(BATCHING)]
+    rules = (
+        Rules(reserve=Reserve.WHOLE, capacity=stairs.kv_capacity_tokens) if seed % 4 else NO_RULES
+    )
+    one, rows = replace(drawn.scenario, batching=batching), whole[:ROWS]
+    if rules != NO_RULES:  # which know nobody who holds memory without a slot
+        one = replace(one, preemption=RECOMPUTE_ONLY)
+    fast = run(one, seed, rows, check=False, rules=rules)
+    both(fast, run(one, seed, rows, check=False, fast_forward=False, rules=rules))
 
 
 def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.trace.builtin import AZURE_CONV, CHAT
+from headrace.trace.builtin import ARXIV, AZURE_CONV, CHAT
 from headrace.trace.generate import length_draw
 from headrace.trace.mix import Empirical, Quantiles
 from headrace.trace.read import read_trace
@@ -50,12 +50,20 @@ def test_arena_and_lengths_are_read_whole(data_dir: Path) -> None:
     assert (len(pairs), pairs[0]) == (28_257, (3_772, 54))
 
 
-@pytest.mark.parametrize(("table", "below"), [(AZURE_CONV, None), (CHAT, 1_024)])
+@pytest.mark.parametrize(
+    ("table", "file", "total", "below"),
+    [
+        (AZURE_CONV, "azure2023_conv.csv.gz", 8_000, None),
+        (CHAT, "azure2023_conv.csv.gz", 8_000, 1_024),
+        (ARXIV, "arxiv_summarization_lengths.csv.gz", None, None),
+    ],
+)
 def test_builtin_lengths_resemble_the_trace(
-    data_dir: Path, table: Quantiles, below: int | None
+    data_dir: Path, table: Quantiles, file: str, total: int | None, below: int | None
 ) -> None:
-    rows = read_trace("azure", data_dir / "traces/azure2023_conv.csv.gz")
-    real = Empirical(tuple(lengths_of(rows)), total_below=8_000, input_below=below).kept()
+    path = data_dir / "traces" / file
+    pairs = read_lengths(path) if total is None else lengths_of(read_trace("azure", path))
+    real = Empirical(tuple(pairs), total_below=total, input_below=below).kept()
     draw, rng = length_draw(table), stream(1, "resemble")
     drawn = [draw(rng) for _ in real]
     for side in (0, 1):

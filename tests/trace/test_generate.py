@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headrace.model.ids import TenantId
 from headrace.trace import generate as generate_module
-from headrace.trace.builtin import AZURE_CONV, BIMODAL, CHAT, REASONING
+from headrace.trace.builtin import ARXIV, AZURE_CONV, BIMODAL, CHAT, REASONING
 from headrace.trace.generate import arrival_times, generate, length_draw
 from headrace.trace.mix import (
     Always,
@@ -117,6 +117,7 @@ def test_ramp_holds_each_rate_and_ends() -> None:
         (AZURE_CONV, 1154, 211),
         (CHAT, 458, 156),
         (REASONING, 1324, 1245),
+        (ARXIV, 2588, 291),
         (BIMODAL, 1154 * 0.8 + 16_384 * 0.2, 211 * 0.8 + 512 * 0.2),
     ],
     ids=[
@@ -129,6 +130,7 @@ def test_ramp_holds_each_rate_and_ends() -> None:
         "conv",
         "chat",
         "reasoning",
+        "arxiv",
         "bimodal",
     ],
 )

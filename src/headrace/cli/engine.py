@@ -29,6 +29,10 @@ ProfileName = Annotated[str, Parameter(help="Hardware profile, by name or file."
 Model = Annotated[str | None, Parameter(help="Name it serves [default: the profile's model].")]
 Speed = Annotated[float, Parameter(help="Time runs so many times as fast.")]
 Seed = Annotated[int, Parameter(help="Seed of lengths, noise and chance errors.")]
+BatchingPolicy = Annotated[
+    str,
+    Parameter(help="How steps are filled: a kind, or a JSON object with its settings."),
+]
 Queued = Annotated[
     int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
 ]
@@ -60,6 +64,7 @@ def engine(  # noqa: PLR0913 - a command's options
     model: Model = None,
     speed: Speed = 1.0,
     seed: Seed = 0,
+    batching: BatchingPolicy = "chunked_prefill",
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
     preemption: Ways = ("recompute",),
@@ -75,6 +80,7 @@ def engine(  # noqa: PLR0913 - a command's options
         "speed": speed,
         "emulator": {
             "seed": seed,
+            "batching": _batching(batching),
             "preemption": {
                 "mechanisms": preemption,
                 "victims": victims,
@@ -107,9 +113,22 @@ def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> E
         return msgspec.convert({**told, "profile": _profile(profile), "faults": faults}, EngineSpec)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`").rpartition(".")[2].partition("[")[0] or "max_model_len"
-        name = {"mechanisms": "preemption"}.get(name, name)
-        raise _blamed(f"--{name.replace('_', '-')}", message) from None
+        name = place.rstrip("`").removeprefix("emulator.") or "max_model_len"
+        flag, _, setting = name.partition(".")
+        if flag == "preemption" and setting and not setting.startswith("mechanisms"):
+            flag, setting = setting, ""  # a flag of its own
+        what = f"{setting}: {message}" if setting else message
+        raise _blamed(f"--{flag.replace('_', '-')}", what) from None
+
+
+def _batching(told: str) -> object:
+    """Return a batching policy as a configuration would give it."""
+    if not told.startswith("{"):
+        return {"kind": told}
+    try:
+        return msgspec.json.decode(told)
+    except msgspec.DecodeError as error:
+        raise _blamed("--batching", str(error)) from None
 
 
 def _profile(name: str) -> Profile:

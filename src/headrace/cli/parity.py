@@ -19,7 +19,6 @@ from headrace.cli.simulate import trace_folders
 from headrace.load.caller import Answer
 from headrace.load.lag import LIMIT_NS
 from headrace.plane.journal import JournalError, Verified, verify
-from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.report.parity import Pair, Parity, lag_verdict, parity_tables
 from headrace.report.parity import parity as judged
 from headrace.report.summary import Summary, summarise
@@ -140,8 +139,6 @@ def unfit(scenario: Scenario) -> str | None:
     """Return what of a scenario the live side cannot do, or None."""
     if scenario.faults:
         return "faults happen in simulations only: expected none"
-    if scenario.batching != ChunkedPrefill():
-        return "the gateway's emulated replicas know the default batching only"
     return None
 
 

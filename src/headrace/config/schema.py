@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from headrace.model.deployment import END, Name
 from headrace.model.engine import EngineKind, Usage
+from headrace.policy.batching import Batching, ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
@@ -162,6 +163,8 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
     """Spread of step times around the profile, in percent. 2: replicas do not move in
     step, and no objective is decided by it."""
+    batching: Batching = ChunkedPrefill()
+    """How their steps are filled. Chunked prefill: vLLM's own, so that they behave as it does."""
     preemption: Offers = RECOMPUTE_ONLY
     """How requests give way when memory or slots run out. Computing again: what vLLM does."""
 

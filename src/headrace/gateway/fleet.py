@@ -14,7 +14,6 @@ from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.schema import EmulatorSpec, PriceSpec, Settings, UpstreamSpec
 from headrace.model.deployment import PoolSpec
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
-from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.ports.clock import Clock
 from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica
@@ -72,7 +71,7 @@ def _emulated(
             ReplicaName(f"{pool.name}-{nth}"),
             Incarnation(last + serial),
             pool.profile,
-            ChunkedPrefill(),
+            spec.batching,
             noise_seed=spec.seed + serial,
             noise_ppm=spec.noise_ppm(),
             offers=spec.preemption,

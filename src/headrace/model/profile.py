@@ -1,8 +1,8 @@
 """How long does one engine step take, and what does a request cost in GPU time?
 
 A `Profile` is one deployment of a model on one kind of replica: its KV pool, its limits and two
-fitted step formulas. They are given in ms, turned once into whole picoseconds (`StepCosts`), and
-from there on all arithmetic is exact. Knows no requests and no clock; predictions of output length
+fitted step formulas, or a table of measured steps. They are given in ms, turned once into whole
+picoseconds (`StepCosts`), and from there on all arithmetic is exact. Knows no requests and no clock; predictions of output length
 come from elsewhere.
 """
 
@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from headrace.model.table import StepTable, TableFit, in_ps
 from headrace.units import (
     MICRO,
     NS_PER_S,
@@ -68,7 +69,10 @@ class Calibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class StepCosts(Struct, frozen=True, kw_only=True, gc=False):
-    """The two step formulas in whole picoseconds; one set for each engine speed."""
+    """The two step formulas in whole picoseconds; one set for each engine speed.
+
+    With a `table`, steps follow it, and the formulas stand in for it where one rate is asked for.
+    """
 
     decode_a: Ps
     decode_c: Ps
@@ -80,6 +84,7 @@ class StepCosts(Struct, frozen=True, kw_only=True, gc=False):
     mixed_d: Ps
     mixed_half_e: Ps
     """Half of e, so that e*A is `mixed_half_e * span` without a fraction."""
+    table: StepTable | None = None
 
     def step_ps(self, decodes: int, context: int, prefill_tokens: int, span: int) -> Ps:
         """Return the time of one step in ps (algorithms 2.1).
@@ -87,16 +92,22 @@ class StepCosts(Struct, frozen=True, kw_only=True, gc=False):
         `context` is the total context of the decodes, `span` the sum of end^2 - start^2 over the
         prefill chunks. Decodes only: a + c*D + d*KV. Any prefill: the mixed formula.
         """
-        if not prefill_tokens:
+        if not prefill_tokens and self.table is None:
             return Ps(self.decode_a + self.decode_c * decodes + self.decode_d * context)
-        excess = decodes + prefill_tokens - self.knee
-        return Ps(
-            self.mixed_a
-            + (self.mixed_b * excess if excess > 0 else 0)
-            + self.mixed_c * decodes
-            + self.mixed_d * context
-            + self.mixed_half_e * span
-        )
+        step = self.mixed_ps(decodes, context, decodes + prefill_tokens)
+        return Ps(step + self.mixed_half_e * span)
+
+    def mixed_ps(self, decodes: int, context: int, tokens: int) -> Ps:
+        """Return the time in ps of a step of `tokens`, `decodes` among them, that has a prefill.
+
+        What the prefill's attention takes is left out.
+        """
+        if self.table is None:
+            excess = tokens - self.knee
+            line = self.mixed_a + self.mixed_b * excess if excess > 0 else self.mixed_a
+        else:
+            line = self.table.step_ps(tokens, decodes=decodes > 0)
+        return Ps(line + self.mixed_c * decodes + self.mixed_d * context)
 
     def scaled(self, ppm: int) -> "StepCosts":
         """Return the costs of an engine that takes `ppm` millionths of the time.
@@ -114,6 +125,7 @@ class StepCosts(Struct, frozen=True, kw_only=True, gc=False):
             mixed_c=Ps(self.mixed_c * ppm // MICRO),
             mixed_d=Ps(self.mixed_d * ppm // MICRO),
             mixed_half_e=Ps(self.mixed_half_e * ppm // MICRO),
+            table=self.table and self.table.scaled(ppm),
         )
 
 
@@ -136,8 +148,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
     """B*, at which work is counted: the largest batch that fits the pool and `max_running` and
     whose step at the reference context holds 80 ms."""
     reference_context: _Count = Tokens(1024)
-    decode: DecodeFit
-    mixed: MixedFit
+    decode: DecodeFit | None = None
+    mixed: MixedFit | None = None
+    table: TableFit | None = None
+    """In place of the two fits."""
     calibration: Calibration | None = None
     """None: step times are the fitted kernel times."""
 
@@ -149,26 +163,69 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         if self.reference_batch * self.reference_context > self.kv_capacity_tokens:
             msg = "reference_batch at reference_context does not fit kv_capacity_tokens"
             raise ValueError(msg)
+        fits = {self.decode is not None, self.mixed is not None, self.table is None}
+        if len(fits) > 1:
+            raise ValueError("give `decode` and `mixed`, or `table` alone")
         costs = self.costs
-        if min(costs.decode_a, costs.mixed_a, costs.mixed_b) <= 0:
-            raise ValueError("a step must take time: calibration leaves a or b at or below zero")
+        if min(costs.decode_a, costs.mixed_a) <= 0:
+            raise ValueError("a step must take time: calibration leaves none of one")
+        if costs.mixed_b <= 0:
+            raise ValueError("a prompt token must take time in a step of the token budget")
 
     @cached_property
     def costs(self) -> StepCosts:
         """The coefficients in whole picoseconds, calibration applied, rounded once."""
-        cal = self.calibration or Calibration()
-        decode, mixed, scale = self.decode, self.mixed, cal.scale
+        if self.table is not None:
+            return self._table_costs(self.table)
+        decode, mixed = self.decode, self.mixed
+        assert decode is not None, self.name
+        assert mixed is not None, self.name
         return StepCosts(
-            decode_a=ps_from_ms(cal.offset_ms + scale * decode.a_ms),
-            decode_c=ps_from_ms(scale * decode.c_ms),
-            decode_d=ps_from_ms(scale * decode.d_ms),
-            mixed_a=ps_from_ms(cal.offset_ms + scale * mixed.a_ms),
+            decode_a=self._level(decode.a_ms),
+            decode_c=self._added(decode.c_ms),
+            decode_d=self._added(decode.d_ms),
+            mixed_a=self._level(mixed.a_ms),
             knee=mixed.knee,
-            mixed_b=ps_from_ms(scale * mixed.b_ms),
-            mixed_c=ps_from_ms(scale * mixed.c_ms),
-            mixed_d=ps_from_ms(scale * mixed.d_ms),
-            mixed_half_e=ps_from_ms(scale * mixed.e_ms / 2),
+            mixed_b=self._added(mixed.b_ms),
+            mixed_c=self._added(mixed.c_ms),
+            mixed_d=self._added(mixed.d_ms),
+            mixed_half_e=self._added(mixed.e_ms / 2),
         )
+
+    def _table_costs(self, fit: TableFit) -> StepCosts:
+        """Return a table's costs, and the two lines nearest to it where an engine works.
+
+        Both rise from the first point: decodes alone up to the reference batch, whose step is the
+        table's own; prompt tokens up to the token budget, so that what a step takes anyway is not
+        counted again for each prompt.
+        """
+        table = in_ps(fit, self._level, self._added)
+        first, level = table.tokens[0], table.levels[0]
+        batch, budget = self.reference_batch, max(self.token_budget, table.tokens[1])
+        c, d = self._added(fit.c_ms), self._added(fit.d_ms)
+        rise = table.step_ps(batch, decodes=False) - level
+        return StepCosts(
+            decode_a=Ps(level + table.decodes),
+            decode_c=Ps(c + rise // batch),
+            decode_d=d,
+            mixed_a=level,
+            knee=first,
+            mixed_b=Ps((table.step_ps(budget, decodes=False) - level) // (budget - first)),
+            mixed_c=c,
+            mixed_d=d,
+            mixed_half_e=self._added(fit.e_ms / 2),
+            table=table,
+        )
+
+    def _level(self, step_ms: float) -> Ps:
+        """Return the time of a whole step as it is served."""
+        cal = self.calibration or Calibration()
+        return ps_from_ms(cal.offset_ms + cal.scale * step_ms)
+
+    def _added(self, part_ms: float) -> Ps:
+        """Return what something adds to a step as it is served."""
+        cal = self.calibration or Calibration()
+        return ps_from_ms(cal.scale * part_ms)
 
     def paced(self, factor: float) -> "Profile":
         """Return the same replica when every step takes `factor` times as long."""
@@ -191,10 +248,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
 
         At least one prompt token; the context it sees is not counted.
         """
-        costs, tokens = self.costs, self.token_budget
-        excess = (tokens if tokens > decodes else decodes + 1) - costs.knee
-        step = costs.mixed_a + costs.mixed_c * decodes + costs.mixed_d * context
-        return DurationNs((step + costs.mixed_b * excess if excess > 0 else step) // PS_PER_NS)
+        tokens = self.token_budget if self.token_budget > decodes else decodes + 1
+        return DurationNs(self.costs.mixed_ps(decodes, context, tokens) // PS_PER_NS)
 
     def decode_step_ns(self, decodes: int, context: int) -> DurationNs:
         """Return the ITL of `decodes` streams that hold `context` tokens together, in ns."""
@@ -205,7 +260,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
 
         b*uncached + e*A + output*(a/B* + c + d*ctx): b, e from the mixed fit, a, c, d from the
         decode fit, A = ((cached + uncached)^2 - cached^2)/2, ctx = input + output/2.
-        `batch` replaces B*. Rounded down once; at most `WORK_MAX_NS`.
+        Of a table, the lines nearest to it. `batch` replaces B*. Rounded down once; at most `WORK_MAX_NS`.
         """
         costs, size = self.costs, batch or self.reference_batch
         prompt = cached + uncached
@@ -234,16 +289,12 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
         chunk = budget - decodes if budget > decodes else 1
         full, rest = divmod(uncached, chunk)
         grown = costs.mixed_d * decodes  # what each step's tokens add to every later one
-        step = costs.mixed_a + costs.mixed_c * decodes + costs.mixed_d * context
         total = costs.mixed_half_e * uncached * (uncached + 2 * cached)
-        excess = decodes + chunk - costs.knee
         if full:
-            each = step + costs.mixed_b * excess if excess > 0 else step
+            each = costs.mixed_ps(decodes, context, decodes + chunk)
             total += full * each + grown * (full * (full - 1) // 2)
         if rest:
-            excess += rest - chunk
-            total += step + costs.mixed_b * excess if excess > 0 else step
-            total += full * grown
+            total += costs.mixed_ps(decodes, context, decodes + rest) + full * grown
         return DurationNs(total // PS_PER_NS)
 
     def service_weights(self) -> tuple[Service, Service]:

@@ -3,6 +3,7 @@
 # ruff: noqa: SLF001  the batch's own books are what is looked at
 
 from headrace.replica.batch import Batch
+from headrace.replica.rules import whole
 from headrace.replica.stream import Phase
 from headrace.units import BLOCK_TOKENS, blocks_for
 
@@ -28,6 +29,8 @@ def audit(batch: Batch) -> None:
         assert stream.pos < stream.target
         held += stream.blocks - stream.extent.end
         backlog += stream.target - stream.pos
+    running = (*batch.decodes.values(), *batch.prefills)
+    assert batch._door.promised == sum(whole(stream.job) for stream in running)
     waiting = [each for each in batch.streams.values() if each.phase is Phase.WAITING]
     assert len(waiting) == batch.waiting.count
     for stream in waiting:

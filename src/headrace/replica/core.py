@@ -10,15 +10,17 @@ can be cut at the next boundary, or split there without any effect, which is how
 midst of it is read.
 """
 
-from headrace.model.engine import Snapshot, Yielded
+from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.replica.audit import audit
 from headrace.replica.batch import Batch
+from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
 from headrace.replica.noise import STRETCH_STEPS, noisy
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.yielding import GaveWay, Yielding
@@ -53,10 +55,13 @@ class Replica:
         noise_ppm: int = 0,
         fast_forward: bool = True,
         max_waiting: int = 100_000,
+        rules: Rules = NO_RULES,
     ) -> None:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
-        `offers`: how requests give way. `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
+        `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
+        `offers`: how requests give way.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
         self.name, self.incarnation, self.profile = name, incarnation, profile
@@ -65,7 +70,10 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
-        self._batch = Batch(self._blocks, batching, Yielding(batching, offers, profile))
+        # A kept request holds memory without a slot: such rules know of none.
+        assert rules == NO_RULES or Preemption.KEEP not in offers.mechanisms
+        self._rules = rules
+        self._batch = Batch(self._blocks, batching, rules, Yielding(batching, offers, profile))
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -90,7 +98,8 @@ class Replica:
         assert attempt not in batch.streams, f"submitted twice: {attempt=}"
         need = blocks_for(job.prompt_tokens + job.output_tokens - 1)
         reason = None
-        if need > self._blocks:
+        held = job.prompt_tokens, job.output_tokens
+        if need > self._blocks or not self._rules.allow(sum(held), (held,)):
             reason = Refusal.NEVER_FITS
         elif batch.waiting.count >= self._max_waiting:
             reason = Refusal.QUEUE_FULL
@@ -202,7 +211,7 @@ class Replica:
         self._split(now)
         return Totals(
             busy_ps=Ps(self._busy),
-            steps=self._batch.steps,
+            steps=self._batch.rounds,
             tokens_made=Tokens(self._batch.tokens_made),
             prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
             preemptions=self._batch.yielding.preemptions,
@@ -277,7 +286,7 @@ class Replica:
     def _pass(self, done: int) -> None:
         """Let the first steps of the segment be over."""
         batch, alpha, beta = self._batch, self._alpha, self._beta
-        if batch.decodes:
+        if batch.decodes and not batch.standing:
             batch.gaps.note(self._start, alpha, beta, done)
         batch.pass_steps(done, last=done == self._left)
         span = total(alpha, beta, done)
@@ -302,14 +311,16 @@ class Replica:
     def _price(self) -> None:
         """Set the time of the planned step, and by how much each repetition is longer."""
         batch = self._batch
-        if self._noise_ppm and batch.steps // STRETCH_STEPS != self._stretch:
-            self._stretch = batch.steps // STRETCH_STEPS
+        if self._noise_ppm and batch.rounds // STRETCH_STEPS != self._stretch:
+            self._stretch = batch.rounds // STRETCH_STEPS
             costs = self.profile.costs
             self._costs = noisy(costs, self._noise_seed, self._stretch, self._noise_ppm)
         costs, decodes, context = self._costs, len(batch.decodes), batch.context
+        if batch.standing:
+            decodes = context = 0
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
-            if stream.made and stream.resumes:
+            if stream.resumes:
                 decodes += 1
                 context += stream.target
                 continue
@@ -332,7 +343,7 @@ class Replica:
             return 1
         most = self._hold_steps
         if self._noise_ppm:
-            most = min(most, STRETCH_STEPS - batch.steps % STRETCH_STEPS)
+            most = min(most, STRETCH_STEPS - batch.rounds % STRETCH_STEPS)
         steps = batch.steps_alike(most)
         if steps > 1 and self._hold_until < _NEVER:
             span = self._hold_until - self._start
@@ -377,6 +388,7 @@ class Replica:
             prefill_tokens=Tokens(batch.backlog),
             free_blocks=Blocks(pool.free + pool.evictable),
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+            fronts=fronts(batch),
         )
 
     def _matters(self, newcomer: Stream) -> bool:

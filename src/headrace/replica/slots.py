@@ -46,15 +46,17 @@ class Slots:
 
 def _could_start(batch: "Batch", head: Stream, loser: Stream, knobs: Knobs) -> bool:
     """Say whether a stream could start in this step if another only gave it its slot."""
-    left, limit = knobs.token_budget, knobs.chunk_limit or knobs.token_budget
+    left, first = knobs.token_budget, True
     room = batch.pool.free + batch.pool.evictable - batch.due
-    left -= len(batch.decodes) - (loser.phase is Phase.DECODE)
+    if knobs.mixed:
+        left -= len(batch.decodes) - (loser.phase is Phase.DECODE)
     for stream in batch.prefills:
         if stream is not loser and left > 0:
-            chunk = min(stream.target - stream.pos, left, limit)
+            chunk = batch.chunk(knobs, stream.target - stream.pos, left, first=first)
             room -= blocks_for(stream.pos + chunk) - stream.blocks
-            left -= chunk
+            left, first = left - chunk, False
     if left <= 0:
         return False
-    found, *_, needed = batch.need(head, min(left, limit))
-    return needed <= room - found.idle
+    found, start = batch.lookup(head)
+    chunk = batch.chunk(knobs, head.target - start, left, first=first)
+    return chunk > 0 and batch.lacks(head, start + chunk, found.blocks)[1] <= room - found.idle

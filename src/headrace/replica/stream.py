@@ -1,5 +1,6 @@
 """One attempt inside the engine, and the queue of those that wait for a slot."""
 
+from collections.abc import Iterator
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ class Stream:
     __slots__ = (
         "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "had", "host",
         "job", "join_step", "last_at", "made", "offset", "paused_at", "paused_ns", "phase", "pos",
-        "preemptions", "prefix_blocks", "reported", "serial", "target",
+        "preemptions", "prefix_blocks", "reported", "resumes", "serial", "target",
     )  # fmt: skip
 
     def __init__(self, job: Job, arrived_at: InstantNs, serial: int) -> None:
@@ -51,6 +52,8 @@ class Stream:
         """KV blocks held, those of the tree included, unless it decodes."""
         self.host = 0
         """Blocks of its KV on the host: it waits then, and holds none here."""
+        self.resumes = False
+        """Whether it has its KV back and makes its next token in this very step, as a decode."""
         self.had = 0
         """The most tokens whose KV there was when it gave way: fewer are computed again."""
         self.prefix_blocks = min(job.prompt_tokens, len(job.prefix) * job.prefix_tokens) // (
@@ -73,16 +76,10 @@ class Stream:
         self.first_at: InstantNs | None = None
         self.last_at = InstantNs(0)
         self.account = Account(job.gap_bound_ns)
-        self.preemptions = 0
         self.paused_at: InstantNs | None = None
         """Since when it makes no tokens because it gave way."""
-        self.paused_ns = 0
-        """Of pauses that are over."""
-
-    @property
-    def resumes(self) -> bool:
-        """Whether it only has the step of a decode before it, to become one again."""
-        return self.pos + 1 == self.target and self.made > 0
+        self.preemptions = self.paused_ns = 0
+        """How often it gave way, and for how long, of pauses that are over."""
 
     def entry(self, computed: int, made: int) -> Entry:
         """Return what a policy may know."""
@@ -100,6 +97,10 @@ class Stream:
             made=Tokens(made),
             gap_ns=job.gap_bound_ns,
         )
+
+    def made_by(self, steps: int) -> int:
+        """Return the output tokens at a step of the decodes' clock, of a stream that is not over."""
+        return self.made + (steps - self.join_step if self.phase is Phase.DECODE else 0)
 
     def finished(self) -> Finished:
         """Return the final account of a stream that no longer decodes."""
@@ -154,6 +155,18 @@ class WaitingQueue:
                 return stream
             heappop(heap)
         return None
+
+    def first(self) -> Iterator[Stream]:
+        """Yield the streams in order, each as cheaply as the depth of a heap allows."""
+        heap = self._heap
+        near = [(heap[0], 0)] if heap else []
+        while near:
+            item, at = heappop(near)
+            if item[2].phase is Phase.WAITING:
+                yield item[2]
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heappush(near, (heap[child], child))
 
     def pop(self) -> None:
         """Remove the head, which gets a slot."""

@@ -18,6 +18,7 @@ from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.replica.core import Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
+from headrace.replica.rules import Rules
 from headrace.report.run import Victim
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.faults import Slow
@@ -90,10 +91,11 @@ class Engines:
         tell: Callable[[Event], None],
         *,
         fast_forward: bool,
+        rules: Rules,
     ) -> None:
         """Lay out a scenario's replicas, all down; `tell` hears of first tokens and endings."""
         self._scenario, self._seed, self._agenda, self._tell = scenario, seed, agenda, tell
-        self._fast_forward = fast_forward
+        self._fast_forward, self._rules = fast_forward, rules
         self._incarnations = count(1)
         self.nodes = [
             Node(name=ReplicaName(name), pool=PoolName(pool), profile=self._real(at, profile))
@@ -128,6 +130,7 @@ class Engines:
             noise_ppm=round(self._scenario.noise_percent * MICRO / 100),
             fast_forward=self._fast_forward,
             offers=self._scenario.preemption,
+            rules=self._rules,
         )
         node.up_since, node.planned = now, None
         return incarnation

@@ -15,6 +15,7 @@ from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.ordering.orders import Fifo
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
 from headrace.sim.engines import Node
 from headrace.sim.scenario import Scenario, rows_of
@@ -38,8 +39,12 @@ def simulate(  # noqa: PLR0913 - what may be looked at
     sink: Callable[[bytes, bool], None] | None = None,
     decisions: Callable[[DecisionRecord], None] | None = None,
     fast_forward: bool = True,
+    rules: Rules = NO_RULES,
 ) -> RunRecord:
-    """Run one scenario under one seed; `rows` replaces what the scenario itself offers."""
+    """Run one scenario under one seed; `rows` replaces what the scenario itself offers.
+
+    `rules`: whom the replicas let in, for benchmarks that emulate an engine with rules of its own.
+    """
     offered = rows_of(scenario, seed, folders) if rows is None else list(rows)
     sampler = Sampler()
     world = World(
@@ -50,6 +55,7 @@ def simulate(  # noqa: PLR0913 - what may be looked at
         decisions=decisions,
         after=sampler,
         fast_forward=fast_forward,
+        rules=rules,
     ).run()
     return record(world, sampler.samples, label or describe(scenario))
 

@@ -43,6 +43,7 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder
 from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
 from headrace.sim.faults import Crash, Drain, Leavers, Reports, Restart
@@ -72,10 +73,12 @@ class World:
         fast_forward: bool = True,
         segment_bytes: int | None = None,
         changes: Sequence[tuple[InstantNs, PlaneConfig]] = (),
+        rules: Rules = NO_RULES,
     ) -> None:
         """Prepare a run; `sink` gets the journal's frames, `after` looks on after each step.
 
-        `changes`: configurations of the same pools that come into force later.
+        `changes`: configurations of the same pools that come into force later. `rules`: whom the
+        replicas let in, see `Rules`.
         """
         self.scenario, self.rows, self.seed = scenario, rows, seed
         self.now = InstantNs(0)
@@ -99,7 +102,9 @@ class World:
         self._timer: InstantNs | None = None
         self._saved: bytes | None = None
         self._left_to_offer = len(rows)
-        self.engines = Engines(scenario, seed, self._agenda, self.tell, fast_forward=fast_forward)
+        self.engines = Engines(
+            scenario, seed, self._agenda, self.tell, fast_forward=fast_forward, rules=rules
+        )
         self.plane = Plane()
         self._recorder = self._record(resumed=False)
 

@@ -12,7 +12,7 @@ from headrace.config.profiles import load_profile
 from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import Incarnation, ReplicaName
 from headrace.units import NS_PER_MS, Blocks, Bytes, DurationNs, InstantNs, Tokens
-from tests.adapters.engine_server.serving import serving
+from tests.adapters.engine_server.serving import chat, serving
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SAMPLE = re.compile(
@@ -221,3 +221,18 @@ async def test_metrics_agree_with_what_was_done() -> None:
         for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
             assert value(series, f"{name}_bucket", le="+Inf") == 6
             assert value(series, f"{name}_sum") > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.service
+async def test_steps_are_filled_as_the_engine_is_told_to() -> None:
+    """With one slot, an answer of one token comes after the long one before it."""
+    batching = {"kind": "chunked_prefill", "running_limit": 1}
+    async with serving(emulator={"batching": batching}) as served:
+        talk = await served.talk(
+            "POST", "/v1/chat/completions", chat(max_tokens=2_000, ignore_eos=True, stream=True)
+        )
+        await talk.until(b"data: ")
+        await served.chat(max_tokens=1)
+        assert await served.metric("num_requests_running") == 0
+        assert await served.metric("generation_tokens_total") == 2_001

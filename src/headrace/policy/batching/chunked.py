@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.policy.batching.knobs import ALWAYS, BatchView, Entry, Key, Knobs
+from headrace.policy.batching.knobs import ALWAYS, BatchView, Entry, Key, Knobs, arrival
 
 
 class ChunkedPrefill(
@@ -35,8 +35,8 @@ class ChunkedPrefill(
 
     def waiting_key(self, entry: Entry) -> Key:
         """Order by arrival; what the gateway relegated goes behind all the rest."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)
 
     def victim_key(self, entry: Entry) -> Key:
         """Preempt the relegated first, then whoever came last."""
-        return (entry.relegated, entry.arrived_at)
+        return arrival(entry)

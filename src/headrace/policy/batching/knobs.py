@@ -1,7 +1,7 @@
 """What a batching policy sees and what it may turn.
 
 The engine plans each step itself: decodes first, one token each, then unfinished prompts, then
-waiting ones in key order, under the limits below. A policy sees no true output length.
+waiting ones in key order, under the limits below; unmixed, prompts first and whole. A policy sees no true output length.
 """
 
 from enum import IntFlag
@@ -63,6 +63,9 @@ class Knobs(Struct, frozen=True, kw_only=True):
     """Most requests with a slot; waiting ones start below it, running ones stay above it."""
     chunk_limit: int | None = None
     """Most prompt tokens of one request in a step; None: the budget alone bounds them."""
+    mixed: bool = True
+    """False: a step that has prompts leaves the decodes out, which stand still. The prompts are then
+    whole, together within the budget or one alone."""
     reorder: bool = False
     """The keys of waiting requests may have changed: compute them again."""
     holds: Holds = ONE_STEP
@@ -72,6 +75,9 @@ class Knobs(Struct, frozen=True, kw_only=True):
         assert self.token_budget >= 1, f"{self.token_budget=}"
         assert self.running_limit >= 1, f"{self.running_limit=}"
         assert self.chunk_limit is None or self.chunk_limit >= 1, f"{self.chunk_limit=}"
+        assert self.mixed or self.chunk_limit is None, (
+            f"unmixed prompts are whole: {self.chunk_limit=}"
+        )
         steps = self.holds.max_steps
         assert steps is None or steps >= 1, f"{steps=}"
 
@@ -99,6 +105,28 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Whether its tenant's counter is strictly the least of those that run; of victims only."""
 
 
+def arrival(entry: Entry) -> Key:
+    """Return the key of first come first served; what the gateway relegated goes behind all the rest."""
+    return (entry.relegated, entry.arrived_at)
+
+
+FRONT_PROMPTS = 16
+"""How many prompts a view tells one by one: enough for several steps, so that nothing is lost by leaving
+the rest to later ones, and to see an urgent prompt behind long ones."""
+
+
+class Front(Struct, frozen=True, kw_only=True, gc=False):
+    """A prompt that is among the next to be computed."""
+
+    position: Tokens
+    """Tokens whose KV it has, or finds in the prefix cache when it starts."""
+    left: Tokens
+    """Tokens to compute before it makes its next one, at least 1."""
+    deadline: InstantNs
+    """Of its first token."""
+    relegated: bool
+
+
 class BatchView(Struct, frozen=True, kw_only=True):
     """The engine at a step boundary, before the step is planned."""
 
@@ -117,6 +145,9 @@ class BatchView(Struct, frozen=True, kw_only=True):
     """Blocks that are free or could be at once: prefix cache that nobody uses counts."""
     tightest_gap_ns: DurationNs | None
     """The least ITL bound among the decodes; None without decodes."""
+    fronts: tuple[Front, ...] = ()
+    """The first prompts in the order in which a step computes them: the unfinished, then the waiting
+    ones. It stops before a prompt whose position depends on what the same step caches."""
 
 
 class BatchingPolicy(Protocol):

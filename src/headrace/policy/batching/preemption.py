@@ -43,6 +43,7 @@ class Offers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`recompute` is always among them: a host pool may be full, and a kept request frees no memory.
     That alone is what vLLM does."""
     victims: Victims = Victims.POLICY
+    """By whose key requests give way. That of the batching policy: under vLLM's, the last to come."""
     by_cost: bool = True
     """Take the cheapest. False: the first of `mechanisms` that is possible, whatever it costs."""
     resume_whole: bool = False

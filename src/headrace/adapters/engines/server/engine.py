@@ -21,7 +21,6 @@ from headrace.adapters.engines.server.metrics import Metrics
 from headrace.config.schema import EmulatorSpec
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
 from headrace.model.profile import Profile
-from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.ports.clock import Clock
 from headrace.replica.core import Replica
 from headrace.units import BLOCK_TOKENS, Tokens
@@ -82,7 +81,7 @@ class EngineServer:
             ReplicaName(_NAME),
             Incarnation(1),
             profile,
-            ChunkedPrefill(),
+            spec.emulator.batching,
             noise_seed=spec.emulator.seed,
             noise_ppm=spec.emulator.noise_ppm(),
             offers=replace(offers, host_gb_per_s=offers.host_gb_per_s * spec.speed),
