@@ -75,6 +75,11 @@ def test_a_process_is_ready_with_its_line_and_ends_in_mid_stream(sent: signal.Si
         (["--batching", '{"kind": "paced_prefill", "step_ms": 0}'], "flag --batching: step_ms: "),
         (["--max-num-queued-reqs", "0"], "flag --max-num-queued-reqs: "),
         (["--max-model-len", "10000000"], "flag --max-model-len: "),
+        (["--preemption", "forget"], "flag --preemption: "),
+        (["--preemption", "swap"], "flag --preemption: mechanisms must have recompute"),
+        (["--victims", "me"], "flag --victims: "),
+        (["--host-gib", "-1"], "flag --host-gib: "),
+        (["--host-gb-per-s", "0"], "flag --host-gb-per-s: "),
     ],
 )
 def test_a_flag_that_is_wrong_is_named(

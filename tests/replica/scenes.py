@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName, TenantId
 from headrace.model.paths import Level, Link, path
 from headrace.model.profile import DecodeFit, MixedFit, Profile
@@ -17,6 +18,7 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, gives_way
 from headrace.policy.ordering.orders import Ordering
 from headrace.replica.core import FIRST_COME, Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
@@ -107,7 +109,7 @@ def job(  # noqa: PLR0913
     )
 
 
-def engine(
+def engine(  # noqa: PLR0913
     profile: Profile,
     policy: BatchingPolicy,
     *,
@@ -115,6 +117,7 @@ def engine(
     noise_ppm: int = 0,
     ordering: Ordering = FIRST_COME,
     rules: Rules = NO_RULES,
+    offers: Offers = RECOMPUTE_ONLY,
 ) -> Replica:
     """Return an idle engine."""
     return Replica(
@@ -127,6 +130,24 @@ def engine(
         fast_forward=jumps,
         ordering=ordering,
         rules=rules,
+        offers=offers,
+    )
+
+
+def host(
+    blocks: int,
+    *mechanisms: Preemption,
+    us: float = 100.0,
+    by_cost: bool = True,
+    whole: bool = False,
+) -> Offers:
+    """Return what a small profile's engine offers: so many blocks, each moved in so many us."""
+    return Offers(
+        mechanisms=mechanisms or tuple(Preemption),
+        by_cost=by_cost,
+        resume_whole=whole,
+        host_gb_per_s=16 / (us * 1_000),
+        host_gib=16 * blocks / (1 << 30),
     )
 
 
@@ -236,3 +257,22 @@ class Silent(Struct, frozen=True):
     def victim_key(self, entry: Entry) -> Key:
         """Preempt who came first: the opposite of vLLM."""
         return (-entry.arrived_at,)
+
+
+class Fair(Struct, frozen=True):
+    """Whoever is below its share gives way last; before it the loosest class."""
+
+    running: int = 4
+
+    def knobs(self, view: BatchView) -> Knobs:
+        """Return knobs that hold while the same run."""
+        return Knobs(
+            token_budget=36 + view.decodes,
+            running_limit=self.running,
+            chunk_limit=24,
+            holds=Holds(max_steps=None, breaks_on=Break.COMPOSITION),
+        )
+
+    def victim_key(self, entry: Entry) -> Key:
+        """Give way as is fair."""
+        return gives_way(entry)

@@ -1,11 +1,15 @@
 """Jumping over many steps and taking them one by one give the same results, to the picosecond."""
 
+from collections import Counter
 from random import Random
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
+from msgspec.structs import replace
 
+from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching import (
@@ -16,6 +20,7 @@ from headrace.policy.batching import (
     PrefillFirst,
 )
 from headrace.policy.batching.knobs import BatchingPolicy
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
     Fifo,
@@ -38,10 +43,12 @@ from tests.replica.scenes import (
     TABLE,
     ByDeadline,
     ByHour,
+    Fair,
     Moody,
     Silent,
     drain,
     engine,
+    host,
     job,
     run_to,
     small,
@@ -80,6 +87,19 @@ POLICIES: list[BatchingPolicy] = [
     PrefillFirst(token_budget=100),
     PrefillFirst(token_budget=300, running_limit=3),
     Moody(),
+    Fair(),
+    Fair(running=2),
+]
+KEEP, SWAP, RECOMPUTE = Preemption
+OFFERS = [
+    RECOMPUTE_ONLY,
+    host(40, SWAP, RECOMPUTE, us=30),
+    host(9, SWAP, RECOMPUTE, us=1_000, by_cost=False),
+    host(0, KEEP, RECOMPUTE),
+    host(12),
+    host(200, us=0.37),
+    replace(host(60, us=200, whole=True), victims=Victims.FAIR),
+    host(0, KEEP, RECOMPUTE, whole=True),
 ]
 RULES = [
     NO_RULES,
@@ -89,6 +109,12 @@ RULES = [
     Rules(reserve=Reserve.PEAK, capacity=Tokens(420)),
     Rules(reserve=Reserve.PEAK, capacity=Tokens(320), admit_every=10),
     Rules(admit_every=4),
+]
+SORTS = [
+    (offers, rules)
+    for offers in OFFERS
+    for rules in RULES
+    if rules == NO_RULES or KEEP not in offers.mechanisms
 ]
 WAITS = st.one_of(
     st.sampled_from([0, 0, 1, 5_000_000, 10_000_000, 40_000_000]),
@@ -113,7 +139,9 @@ ACTIONS = st.one_of(
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("abort"), WAITS, st.integers(0, 12)),
-    st.tuples(st.sampled_from(["progress", "prompts", "report", "totals"]), WAITS, st.none()),
+    st.tuples(
+        st.sampled_from(["progress", "prompts", "report", "totals", "yielded"]), WAITS, st.none()
+    ),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
 )
 
@@ -134,6 +162,8 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
             return replica.prompts(now)
         case "report":
             return replica.report(now)
+        case "yielded":
+            return replica.yielded(now)
         case _:
             return replica.totals(now)
 
@@ -157,14 +187,21 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
     log += drain(replica)
     replica.check()
     end = InstantNs(1 << 60)
-    return [*log, replica.progress(end), replica.report(end), replica.totals(end)]
+    return [
+        *log,
+        list(replica.gave_way()),
+        replica.yielded(end),
+        replica.progress(end),
+        replica.report(end),
+        replica.totals(end),
+    ]
 
 
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
     ordering=st.sampled_from(ORDERS),
-    rules=st.sampled_from(RULES),
+    sort=st.sampled_from(SORTS),
     noise_ppm=st.sampled_from([0, 0, 80_000]),
     script=st.lists(ACTIONS, min_size=1, max_size=24),
 )
@@ -173,17 +210,15 @@ def test_jumps_equal_steps(
     profile: Profile,
     policy: BatchingPolicy,
     ordering: Ordering,
-    rules: Rules,
+    sort: tuple[Offers, Rules],
     noise_ppm: int,
     script: list[tuple[str, int, Any]],
 ) -> None:
-    def make(*, jumps: bool) -> Replica:
-        return engine(
-            profile, policy, jumps=jumps, noise_ppm=noise_ppm, ordering=ordering, rules=rules
-        )
-
-    stepped = play(make(jumps=False), script)
-    jumped = play(make(jumps=True), script)
+    told: dict[str, Any] = {
+        "noise_ppm": noise_ppm, "ordering": ordering, "offers": sort[0], "rules": sort[1]
+    }  # fmt: skip
+    stepped = play(engine(profile, policy, jumps=False, **told), script)
+    jumped = play(engine(profile, policy, **told), script)
     assert jumped == stepped
 
 
@@ -197,6 +232,8 @@ def events(log: list[Any]) -> list[Any]:
 @given(
     profile=st.sampled_from(PROFILES),
     policy=st.sampled_from(POLICIES),
+    ordering=st.sampled_from(ORDERS),
+    offers=st.sampled_from(OFFERS),
     script=st.lists(
         st.tuples(st.just("submit"), WAITS, JOBS)
         | st.tuples(st.just("progress"), WAITS, st.none()),
@@ -206,12 +243,17 @@ def events(log: list[Any]) -> list[Any]:
 )
 @settings(max_examples=100)
 def test_late_driver_delays_delivery_only(
-    profile: Profile, policy: BatchingPolicy, script: list[tuple[str, int, Any]]
+    profile: Profile,
+    policy: BatchingPolicy,
+    ordering: Ordering,
+    offers: Offers,
+    script: list[tuple[str, int, Any]],
 ) -> None:
-    prompt = play(engine(profile, policy), script)
-    late = play(engine(profile, policy), script, late=True)
+    told: dict[str, Any] = {"ordering": ordering, "offers": offers}
+    prompt = play(engine(profile, policy, **told), script)
+    late = play(engine(profile, policy, **told), script, late=True)
     assert events(late) == events(prompt)
-    assert late[-3:] == prompt[-3:]
+    assert late[-5:] == prompt[-5:]
 
 
 def draw(rng: Random) -> list[tuple[str, int, Any]]:
@@ -229,32 +271,48 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
                 "family": rng.choice([None, 0, 1, 1]),
                 "common": rng.choice([0, 32, 64, 128, 220]),
                 "bound_ms": rng.choice([6, 7, 20]),
-                "deadline": rng.randint(0, 9),
+                "deadline": rng.choice([rng.randint(0, 9), rng.randint(0, 900_000_000)]),
                 "relegated": rng.random() < 0.2,
+                "tenant": rng.choice("tuv"),
+                "weight": rng.randint(1, 3),
+                "counter": rng.choice([None, None, 0, rng.randint(0, 50_000_000)]),
             }
             script.append(("submit", wait, shape))
         elif kind < 0.8:
             script.append(("abort", wait, rng.randint(0, nth)))
         else:
-            script.append((rng.choice(["progress", "report", "totals"]), wait, None))
+            what = rng.choice(["progress", "prompts", "report", "totals", "yielded"])
+            script.append((what, wait, None))
     return script
 
 
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
-    preemptions = hits = 0
-    for seed in range(220):
+    seen: Counter[str] = Counter()
+    for seed in range(300):
         rng = Random(seed)
-        profile, policy, rules = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(RULES)
-        noise_ppm = rng.choice([0, 80_000])
+        profile, policy, (offers, rules) = (
+            rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(SORTS)
+        )  # fmt: skip
+        told: dict[str, Any] = {
+            "noise_ppm": rng.choice([0, 80_000]),
+            "ordering": rng.choice(ORDERS),
+            "offers": offers,
+            "rules": rules,
+        }
         script = draw(rng)
-        slow = engine(profile, policy, jumps=False, noise_ppm=noise_ppm, rules=rules)
-        stepped = play(slow, script)
-        jumped = play(engine(profile, policy, noise_ppm=noise_ppm, rules=rules), script)
+        stepped = play(engine(profile, policy, jumps=False, **told), script)
+        jumped = play(engine(profile, policy, **told), script)
         assert jumped == stepped, f"{seed=}"
-        preemptions += jumped[-2].preemptions
-        hits += jumped[-2].prefix_tokens_hit
-    assert preemptions > 500, "the scripts no longer fill the pools"
-    assert hits > 20_000, "the scripts no longer share prefixes"
+        *_, yielded, _, report, totals = jumped
+        seen["preemptions"] += totals.preemptions
+        seen["hits"] += report.prefix_tokens_hit
+        seen.update(structs.asdict(yielded))
+        assert not yielded.on_host
+        assert yielded.kept + yielded.swapped + yielded.recomputed == totals.preemptions
+    assert seen["preemptions"] > 1_000, "the scripts no longer fill the pools"
+    assert seen["hits"] > 20_000, "the scripts no longer share prefixes"
+    assert min(seen["kept"], seen["swapped"], seen["recomputed"]) > 100, f"{seen=}"
+    assert 0 < seen["bytes_in"] < seen["bytes_out"], "none came back to blocks still cached"
 
 
 def test_hundred_thousand_tokens_take_a_handful_of_calls() -> None:

@@ -76,7 +76,7 @@ def lengths(
         while (due := replica.next_event()) is not None and due <= instant:
             view, knobs = witness.asked[-1]
             batch = replica._batch
-            tells = batch.plan and not batch.preempted
+            tells = batch.plan and not batch.alone
             replica.advance(due)
             if tells:
                 steps.append((view, knobs, due - view.now))

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.model.decision import Reason
+from headrace.model.engine import Yielded
 from headrace.model.ids import ClassName, ModelName, PoolName, ReplicaName, RequestId
 from headrace.model.slo import Indicator, Objective, Outcome, Per, Population, Slo
 from headrace.report.groups import EntryResult, Group
 from headrace.report.objectives import ObjectiveVerdict, sentence
-from headrace.report.run import ReplicaTotals, RunRecord
+from headrace.report.run import ReplicaTotals, RunRecord, Victim
 from headrace.report.summary import Summary, summarise
 from headrace.report.tables import render_summary
 from headrace.units import DurationNs, Tokens, ms
@@ -234,6 +235,14 @@ def replica(name: str, busy_ms: int) -> ReplicaTotals:
         preemptions=4,
         prefix_tokens_queried=Tokens(100),
         prefix_tokens_hit=Tokens(25),
+        yielded=Yielded(
+            swapped=1,
+            recomputed=3,
+            pauses=4,
+            paused_ns=ms(busy_ms),
+            longest_pause_ns=ms(busy_ms),
+            tokens_recomputed=Tokens(7),
+        ),
     )
 
 
@@ -243,6 +252,19 @@ def test_replicas_are_shown_singly_and_together() -> None:
     assert told.busy_share == 0.75
     assert told.preemptions == 8
     assert told.prefix_hit_share == 0.25
+
+
+def test_requests_that_gave_way_are_judged_by_their_bounds() -> None:
+    pairs = [served(0), refused(1), served(2), served(3)]
+    victims = [Victim(request=RequestId(n), times=n, paused_ns=ms(n)) for n in (1, 2)]
+    replicas = [replica("r1", 50), replica("r0", 100)]
+    told = summarise(replace(run(pairs, replicas=replicas), victims=victims)).engines
+    assert (told.victims, told.victims_met, told.victims_met_share) == (2, 1, 0.5)
+    assert (told.yielded.swapped, told.yielded.recomputed, told.yielded.pauses) == (2, 6, 8)
+    assert told.yielded.paused_ns == ms(150)
+    assert told.yielded.longest_pause_ns == ms(100)
+    assert told.yielded.tokens_recomputed == 14
+    assert summarise(run(pairs)).engines.victims_met_share is None
 
 
 GAP = Objective(indicator=Indicator.GAP, threshold_ms=80, per=Per.GAP)

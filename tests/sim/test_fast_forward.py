@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from headrace.model.engine import Preemption
 from headrace.model.table import TableFit
 from headrace.plane.journal import Differs, Verified, verify
 from headrace.policy.batching import (
@@ -14,6 +15,7 @@ from headrace.policy.batching import (
     PacedPrefill,
     PrefillFirst,
 )
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
@@ -34,6 +36,7 @@ def both(one: Ran, other: Ran) -> None:
     assert one.journal == other.journal
     for node, same in zip(one.world.nodes, other.world.nodes, strict=True):
         assert node.past == same.past
+    assert one.world.engines.victims == other.world.engines.victims
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -64,6 +67,8 @@ def test_whole_prompts_and_measured_steps_are_the_same_step_by_step(seed: int) -
         Rules(reserve=Reserve.WHOLE, capacity=stairs.kv_capacity_tokens) if seed % 4 else NO_RULES
     )
     one, rows = replace(drawn.scenario, batching=batching), whole[:ROWS]
+    if rules != NO_RULES:  # which know nobody who holds memory without a slot
+        one = replace(one, preemption=RECOMPUTE_ONLY)
     fast = run(one, seed, rows, check=False, rules=rules)
     both(fast, run(one, seed, rows, check=False, fast_forward=False, rules=rules))
 
@@ -76,6 +81,31 @@ def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:
     one = replace(scenario(), noise_percent=0.0)
     fast = run(one, 0, rows)
     both(fast, run(one, 0, rows, fast_forward=False))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_that_give_way_do_so_in_the_same_steps(seed: int) -> None:
+    drawn = scenario(noise_percent=0.0)
+    offers = Offers(
+        mechanisms=tuple(Preemption), by_cost=seed % 2 == 0, host_gb_per_s=9.0, host_gib=0.5
+    )
+    small = replace(
+        profile(), kv_capacity_tokens=4_096, max_running=16, reference_batch=2, token_budget=256
+    )
+    pools = (replace(drawn.deployment.pools[0], profile=small, replicas=1),)
+    one = replace(drawn, preemption=offers, deployment=replace(drawn.deployment, pools=pools))
+    # What it learned of short answers makes the plane send more than the pool will hold.
+    learned = [row for nth in range(60) for row in burst(1, at_s=nth / 10, given=100, made=3)]
+    rows = [
+        *learned,
+        *burst(9, at_s=7.0, given=300, made=300 + seed),
+        *burst(4, at_s=7.5, made=200),
+    ]
+    fast = run(one, seed, rows)
+    both(fast, run(one, seed, rows, fast_forward=False))
+    yielded = fast.world.nodes[0].past[0].yielded
+    assert yielded.swapped + yielded.recomputed > 0
+    assert 0 < len(fast.world.engines.victims) < len(rows)
 
 
 @pytest.mark.data

@@ -19,6 +19,7 @@ from headrace.config.profiles import load_profile
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.server import listen
 from headrace.model.profile import Profile
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY
 
 _PORT_MAX = 65_535
 
@@ -36,6 +37,19 @@ Queued = Annotated[
     int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
 ]
 Context = Annotated[int | None, Parameter(help="Most tokens of prompt and output together.")]
+Ways = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--preemption",
+        help="How requests may give way: recompute, swap, keep; may be repeated [default: recompute].",
+    ),
+]
+Whom = Annotated[str, Parameter(help="Whose key says who gives way: policy or fair.")]
+Whole = Annotated[
+    bool, Parameter(help="Who gave way starts again only where all that it had fits.", negative=())
+]
+HostSpeed = Annotated[float, Parameter(help="10^9 bytes a second to and from the host.")]
+HostSize = Annotated[float, Parameter(help="GiB of host memory for swapped KV.")]
 Wrong = Annotated[
     tuple[str, ...],
     Parameter(name="--fault", help="Something that goes wrong: NAME=VALUE; may be repeated."),
@@ -53,13 +67,28 @@ def engine(  # noqa: PLR0913 - a command's options
     batching: BatchingPolicy = "chunked_prefill",
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
+    preemption: Ways = ("recompute",),
+    victims: Whom = RECOMPUTE_ONLY.victims,
+    resume_whole: Whole = False,
+    host_gb_per_s: HostSpeed = RECOMPUTE_ONLY.host_gb_per_s,
+    host_gib: HostSize = RECOMPUTE_ONLY.host_gib,
     fault: Wrong = (),
 ) -> int:
     """Serve one emulated replica as vLLM would, until Ctrl-C. See docs/engine.md."""
     told = {
         "model": model,
         "speed": speed,
-        "emulator": {"seed": seed, "batching": _batching(batching)},
+        "emulator": {
+            "seed": seed,
+            "batching": _batching(batching),
+            "preemption": {
+                "mechanisms": preemption,
+                "victims": victims,
+                "resume_whole": resume_whole,
+                "host_gb_per_s": host_gb_per_s,
+                "host_gib": host_gib,
+            },
+        },
         "max_num_queued_reqs": max_num_queued_reqs,
         "max_model_len": max_model_len,
     }
@@ -86,6 +115,8 @@ def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> E
         message, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`").removeprefix("emulator.") or "max_model_len"
         flag, _, setting = name.partition(".")
+        if flag == "preemption" and setting and not setting.startswith("mechanisms"):
+            flag, setting = setting, ""  # a flag of its own
         what = f"{setting}: {message}" if setting else message
         raise _blamed(f"--{flag.replace('_', '-')}", what) from None
 

@@ -146,7 +146,10 @@ def _settings(
             KeySpec(name=tenant, tenant=tenant, hash=key_hash(key)) for tenant, key in keys.items()
         ),
         emulator=EmulatorSpec(
-            seed=seed, noise_percent=scenario.noise_percent, batching=scenario.batching
+            seed=seed,
+            noise_percent=scenario.noise_percent,
+            batching=scenario.batching,
+            preemption=scenario.preemption,
         ),
         server=ServerSpec(port=0, trusted_replay=True, drain_s=5.0),
         journal=JournalSpec(path=None if journal is None else str(journal)),

@@ -12,6 +12,7 @@ from headrace.model.deployment import END, Name
 from headrace.model.engine import EngineKind
 from headrace.model.price import PriceSpec
 from headrace.policy.batching import Batching, ChunkedPrefill
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import MIB
 
@@ -144,6 +145,8 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     step, and no objective is decided by it."""
     batching: Batching = ChunkedPrefill()
     """How their steps are filled. Chunked prefill: vLLM's own, so that they behave as it does."""
+    preemption: Offers = RECOMPUTE_ONLY
+    """How requests give way when memory or slots run out. Computing again: what vLLM does."""
 
     def noise_ppm(self) -> int:
         """Return the spread in millionths, rounded once."""

@@ -75,6 +75,7 @@ def _emulated(
             spec.batching,
             noise_seed=spec.seed + serial,
             noise_ppm=spec.noise_ppm(),
+            offers=spec.preemption,
         )
         made = EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed))
         yield InProcessEngine(made, clock)

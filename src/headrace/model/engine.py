@@ -5,7 +5,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from headrace.model.ids import Incarnation, ReplicaName
-from headrace.units import Blocks, InstantNs, Tokens
+from headrace.units import Blocks, Bytes, DurationNs, InstantNs, Tokens
 
 
 class EngineKind(StrEnum):
@@ -20,6 +20,17 @@ class EngineKind(StrEnum):
     """Any other that speaks OpenAI's words; nothing else is assumed of it."""
 
 
+class Preemption(StrEnum):
+    """How an engine lets a running request give way (TOK-4)."""
+
+    KEEP = "keep"
+    """It loses its slot, and its KV stays where it is: frees a slot, no memory."""
+    SWAP = "swap"
+    """Its KV is copied to the host and back: costs bytes over a link, twice."""
+    RECOMPUTE = "recompute"
+    """Its KV is dropped and computed again."""
+
+
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """The tokens an attempt used, by the engine's own count; quota and KV settle on it."""
 
@@ -27,6 +38,34 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: Tokens
     """Input tokens found in the prefix cache."""
     output_tokens: Tokens
+
+
+class Yielded(Struct, frozen=True, kw_only=True, gc=False):
+    """What giving way has come to since the engine started (TOK-4)."""
+
+    kept: int = 0
+    swapped: int = 0
+    recomputed: int = 0
+    """Times a request gave way, by mechanism. One that was kept first and then lost its memory too
+    counts under both."""
+    pauses: int = 0
+    """Of these, those that are over: the request made its next token, or was aborted."""
+    paused_ns: DurationNs = DurationNs(0)
+    longest_pause_ns: DurationNs = DurationNs(0)
+    bytes_out: Bytes = Bytes(0)
+    bytes_in: Bytes = Bytes(0)
+    tokens_recomputed: Tokens = Tokens(0)
+    """Prompt and output tokens computed another time."""
+    on_host: int = 0
+    """Requests whose KV is on the host now."""
+    host_blocks_used: Blocks = Blocks(0)
+    host_blocks_total: Blocks = Blocks(0)
+
+    def plus(self, other: "Yielded") -> "Yielded":
+        """Return the sums of two engines, or of two lives of one; the longest pause of both."""
+        both = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        both["longest_pause_ns"] = max(self.longest_pause_ns, other.longest_pause_ns)
+        return Yielded(**both)
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, gc=False):

@@ -2,133 +2,88 @@
 
 vLLM's scheduler, driven by knobs: decodes first, one token each; then unfinished prompts in the
 order they started, in chunks; then waiting requests in key order, up to the first that does not
-fit. Unmixed, the prompts come first and whole, and decodes stand still in a step that has any. When a running request needs blocks and none are left, the policy's victim loses all of its own
-and computes them again later. A step with a preemption starts nobody.
+fit. Unmixed, the prompts come first and whole, and decodes stand still in a step that has any. When
+a running request needs blocks and none are left, the policy's victim loses all of its own, and
+computes them again later or has a copy on the host (`yielding`). A step with a preemption starts
+nobody. A waiting request that needs nothing but a slot may get that of one that is less urgent, which
+then waits with its blocks.
 
 Knows steps and tokens, no time but the instant that a boundary has; `core` holds the clock.
 """
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
-from headrace.policy.batching.knobs import BatchingPolicy, Break, Key, Knobs
-from headrace.replica.gaps import GapLog
+from headrace.model.engine import Preemption
+from headrace.policy.batching.knobs import Break, Knobs
+from headrace.replica.holders import Holders
 from headrace.replica.job import Finished, FirstTokenMade
-from headrace.replica.kv import KvPool, Match
-from headrace.replica.rules import Door, Rules, whole
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.turns import Turns
 from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
-
-if TYPE_CHECKING:
-    from headrace.model.ids import AttemptId
 
 _BLOCK_MASK = BLOCK_TOKENS - 1
 # Flags as plain integers: operators of `IntFlag` are slow, and these run several times a jump.
-_ARRIVAL, _START, _FIRST_TOKEN = int(Break.ARRIVAL), int(Break.START), int(Break.FIRST_TOKEN)
-_END, _PREEMPTION = int(Break.END), int(Break.PREEMPTION)
+_FIRST_TOKEN, _PREEMPTION = int(Break.FIRST_TOKEN), int(Break.PREEMPTION)
 
 
-class Batch:
-    """The streams with a slot, those that wait for one, and the KV they hold."""
+class Batch(Holders):
+    """The next step, and what comes of it."""
 
-    __slots__ = (
-        "_doomed", "_door", "_due", "_ends", "_granted", "_policy", "backlog", "bounds", "changed",
-        "closed", "context", "decodes", "gaps", "plan", "pool", "preempted", "preemptions", "prefills",
-        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "rounds", "standing", "steps",
-        "streams", "tokens_made", "unreported", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, blocks: int, policy: BatchingPolicy, turns: Turns, rules: Rules) -> None:
-        """Start empty, with `blocks` of KV; `turns` says who starts next."""
-        self._policy, self._door = policy, Door(rules)
-        self.pool = KvPool(blocks)
-        self.waiting = turns
-        self.gaps = GapLog()
-        self.streams: dict[AttemptId, Stream] = {}
-        """All that are not over, oldest first."""
-        self.decodes: dict[AttemptId, Stream] = {}
-        self.prefills: list[Stream] = []
-        self.plan: list[tuple[Stream, int]] = []
-        """The prompts of the planned step and their chunks."""
-        self.closed = False
-        """Whether the planned step has no room for a newcomer, whatever its key."""
-        self.preempted = False
-        """Whether the planned step preempted somebody."""
-        self.changed = 0
-        """What happened since the knobs were set: flags of `Break`."""
-        self.steps = 0
-        """The decodes' clock: steps done that made one token for every decode."""
-        self.rounds = 0
-        """Steps done, those included in which decodes stood still."""
-        self.standing = False
-        """Whether the decodes stand still in the planned step."""
-        self.context = 0
-        """Total context of the decodes, the token of the next step included."""
-        self.backlog = 0
-        """Prompt tokens still to be computed of running and waiting streams."""
-        self.bounds: dict[int, int] = {}
-        """Decodes by ITL bound."""
-        self.unreported: dict[AttemptId, Stream] = {}
-        """Preempted streams that may have tokens that `progress` has not told."""
-        self.tokens_made = self.prompt_tokens_computed = self.preemptions = 0
-        self.prefix_queried = self.prefix_hit = 0
-        # Decodes by the step count, modulo the block size, at which they need their next block.
-        self._due = [0] * BLOCK_TOKENS
-        self._granted = 0  # 1 from when the decodes have their blocks of the planned step
-        self._ends: list[tuple[int, int, Stream]] = []  # decodes by `end_step`, some stale
-        self._doomed: list[Stream] = []  # aborted during the step they are in
-
-    def add(self, stream: Stream, now: InstantNs) -> None:
-        """Let a new stream wait."""
-        self.streams[stream.job.attempt] = stream
-        self.backlog += stream.target
-        self.changed |= _ARRIVAL
-        self.waiting.push(stream, now)
+    __slots__ = ()
 
     # Planning ---------------------------------------------------------------------------------
 
     def begin(self, knobs: Knobs, now: InstantNs) -> None:
         """Plan the next step and give it its blocks."""
-        before = self.preemptions
         self.plan = []
+        yielding = self.yielding
+        yielding.moving = 0
+        contests = yielding.keeps
+        if contests and (loser := self.slots.loser(self, knobs, now)):
+            self._preempt(loser, now, for_slot=True)
+        before = yielding.preemptions
         left = knobs.token_budget
         if knobs.mixed:
             self._grant(now)
             left = max(left - len(self.decodes), 0)
         if self.prefills:
             left = self._go_on(knobs, left, now)
-        self.preempted = self.preemptions > before
-        idle = not (self.decodes or self.prefills)
-        if self.waiting.count and not self.preempted and self._door.opens(self.steps, idle=idle):
+        if yielding.preemptions == before:
+            left = self._start(knobs, left, now)
+        if not knobs.mixed and not self.plan:
+            self._grant(now)
+        if not (self.decodes or self.plan):
+            # Where kept streams hold memory, even the last to run may have given way.
             left = self._start(knobs, left, now)
         self.standing = not knobs.mixed and bool(self.plan)
         if self.standing:
             self.gaps.stand(now)
-        elif not knobs.mixed:
-            self._grant(now)
-            self.preempted = self.preemptions > before
+        if self._aside is not None:
+            self.waiting.push(self._aside, now)
+            self._aside = None
+        self.alone = yielding.preemptions > before or yielding.moving > 0
+        if contests and self.waiting.count and self.slots.open:
+            self.alone = True
         running = len(self.decodes) + len(self.prefills)
-        self.closed = (
-            left <= 0 or running >= knobs.running_limit or self._door.rules.admit_every > 1
-        )
+        full = left <= 0 or running >= knobs.running_limit
+        self.closed = (full or self._door.rules.admit_every > 1) and not contests
 
     def _grant(self, now: InstantNs) -> None:
         """Give the decodes their blocks of the planned step, preempting for them."""
-        if due := self._due[self.steps & _BLOCK_MASK]:
+        if self._due[self.steps & _BLOCK_MASK]:
             pool = self.pool
-            while due > pool.free + pool.evictable:
+            while self.due > pool.free + pool.evictable:
                 self._preempt(self._victim(), now)
-                due = self._due[self.steps & _BLOCK_MASK]
-            pool.take(due)
+            pool.take(self.due)
         self._granted = 1
 
-    def _chunk(self, knobs: Knobs, rest: int, left: int) -> int:
-        """Return how much of a prompt's `rest` is computed where `left` tokens remain; 0: nothing."""
+    def chunk(self, knobs: Knobs, rest: int, left: int, *, first: bool) -> int:
+        """Return how much of a prompt's `rest` is computed where `left` tokens remain; 0: nothing.
+
+        `first`: the step has no other prompt.
+        """
         if knobs.mixed:
             return min(rest, left, knobs.chunk_limit or left)
-        return rest if rest <= left or not self.plan else 0
+        return rest if rest <= left or first else 0
 
     def _go_on(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Plan the unfinished prompts under `left` tokens; return the tokens that remain."""
@@ -138,7 +93,7 @@ class Batch:
                 break
             if stream.phase is not Phase.PREFILL:
                 continue
-            chunk = self._chunk(knobs, stream.target - stream.pos, left)
+            chunk = self.chunk(knobs, stream.target - stream.pos, left, first=not self.plan)
             if not chunk:
                 break
             need = blocks_for(stream.pos + chunk) - stream.blocks
@@ -159,82 +114,57 @@ class Batch:
     def _start(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Start waiting streams under `left` tokens; return the tokens that remain."""
         pool, waiting = self.pool, self.waiting
+        idle = not (self.decodes or self.prefills)
+        if not (waiting.count and self._door.opens(self.steps, idle=idle)):
+            return left
         slots = knobs.running_limit - len(self.decodes) - len(self.prefills)
         while left > 0 and slots > 0:
             stream = waiting.head(now, self.steps)
             if stream is None or not self._door.allows(stream, self._running(), self.steps):
                 break
-            found = self.lookup(stream)
-            cached = found.blocks * BLOCK_TOKENS
-            chunk = self._chunk(knobs, stream.target - cached, left)
-            need = blocks_for(cached + chunk) - found.blocks
-            if not chunk or need > pool.free + pool.evictable - found.idle:
+            found, start = self.lookup(stream)
+            chunk = self.chunk(knobs, stream.target - start, left, first=not self.plan)
+            if not chunk:
+                break
+            need, room = self.lacks(stream, start + chunk, found.blocks)
+            if room > pool.free + pool.evictable - found.idle:
+                if self._clear(stream, now):
+                    continue
                 break
             waiting.take(stream, now)
-            stream.extent = pool.lock(found)
+            if stream.extent is None:
+                stream.extent, stream.blocks = pool.lock(found), found.blocks
             pool.take(need)
-            self._seat(stream, cached, found.blocks + need)
+            stream.blocks += need
+            self._seat(stream, start, found.blocks)
             self.plan.append((stream, chunk))
             left -= chunk
             slots -= 1
-            if cached + chunk == stream.target:
+            if start + chunk == stream.target:
                 self._publish(stream)
         return left
 
-    def lookup(self, stream: Stream) -> Match:
-        """Return what the prefix cache has of a stream; one token at least must be computed."""
-        pool, limit = self.pool, stream.prefix_blocks
-        if not limit:
-            return Match(pool.root, 0, 0)
-        return pool.match(stream.job.prefix, min(limit, (stream.target - 1) // BLOCK_TOKENS))
-
-    def _seat(self, stream: Stream, cached: int, blocks: int) -> None:
-        """Give a waiting stream its slot."""
-        stream.phase = Phase.PREFILL
-        stream.pos = cached
-        stream.blocks = blocks
-        if stream.cached is None:
-            stream.cached = cached
-            self.prefix_queried += stream.target
-            self.prefix_hit += cached
-            self.waiting.prefill(stream, stream.target - cached, cached)
-        self.prefills.append(stream)
-        self._door.promised += whole(stream.job)
-        self.backlog -= cached
-        self.changed |= _START
-
-    def _publish(self, stream: Stream) -> None:
-        """Share the prefix of a prompt whose last chunk is planned, as vLLM does."""
-        extent, blocks = stream.extent, stream.prefix_blocks
-        assert extent is not None
-        if blocks > extent.end:
-            stream.extent = self.pool.share(extent, stream.job.prefix, blocks)
-
     # Preemption -------------------------------------------------------------------------------
 
-    def _running(self) -> Iterator[Stream]:
-        """Yield the streams with a slot."""
-        yield from self.decodes.values()
-        yield from self.prefills
-
     def _victim(self) -> Stream:
-        """Return the running stream that the policy gives up first."""
+        """Return whom with memory the policy gives up first."""
+        return self._first([*self.decodes.values(), *self.prefills, *self.kept.values()])
 
-        def rank(stream: Stream) -> tuple[Key, int]:
-            made = stream.made
-            computed = stream.pos
-            if stream.phase is Phase.DECODE:
-                computed = self._computed(stream)
-                made += self.steps - stream.join_step
-            counter = self.waiting.counter(stream, self.steps)
-            return self._policy.victim_key(stream.entry(computed, made, counter)), stream.serial
+    def _first(self, streams: list[Stream]) -> Stream:
+        return self.yielding.first(streams, list(map(self.entry, streams)), self._held)
 
-        return max(self._running(), key=rank)
+    def _clear(self, head: Stream, now: InstantNs) -> bool:
+        """Take the memory of a kept stream for one that lacks it where nobody runs who could end."""
+        kept = [each for each in self.kept.values() if each is not head]
+        if self.decodes or self.prefills or not kept:
+            return False
+        self._preempt(self._first(kept), now)
+        return True
 
     def _squeeze(self, stream: Stream, need: int, now: InstantNs) -> int:
         """Preempt until a prompt has its blocks or is itself preempted; return tokens regained."""
-        pool, regained, victim = self.pool, 0, None
-        while victim is not stream and need > pool.free + pool.evictable:
+        pool, regained = self.pool, 0
+        while stream.phase is Phase.PREFILL and need > pool.free + pool.evictable:
             victim = self._victim()
             regained += self._unplan(victim)
             self._preempt(victim, now)
@@ -250,17 +180,30 @@ class Batch:
                 return chunk
         return 0
 
-    def _preempt(self, victim: Stream, now: InstantNs) -> None:
-        """Take a stream's slot and blocks; it waits and computes all its tokens again."""
-        self._vacate(victim, now)
-        victim.phase = Phase.WAITING
-        victim.target = victim.job.prompt_tokens + victim.made
-        victim.pos = 0
-        self.backlog += victim.target
-        self.waiting.push(victim, now)
-        self.preemptions += 1
+    def _preempt(self, victim: Stream, now: InstantNs, *, for_slot: bool = False) -> None:
+        """Take a stream's slot, and its blocks unless it may keep them; it waits for its turn."""
+        attempt, held = victim.job.attempt, self._held(victim)
+        waited = self.kept.pop(attempt, None)
+        if not waited:
+            self._unseat(victim, now)
+            victim.phase = Phase.WAITING
+            victim.target = victim.job.prompt_tokens + victim.made
+            victim.had = max(victim.had, victim.pos)
+            self.backlog += victim.target - victim.pos
+            self.unreported[attempt] = victim
+        way = self.yielding.take(victim, held, now, for_slot=for_slot)
+        if way is Preemption.KEEP:
+            self.kept[attempt] = victim
+        else:
+            self._release(victim)
+        if way is Preemption.RECOMPUTE:
+            self.backlog += victim.pos
+            victim.pos = 0
+        if for_slot:
+            self._aside = victim
+        elif not waited:
+            self.waiting.push(victim, now)
         self.changed |= _PREEMPTION
-        self.unreported[victim.job.attempt] = victim
 
     # Passing of steps -------------------------------------------------------------------------
 
@@ -283,7 +226,7 @@ class Batch:
             most = min(most, (stream.target - stream.pos - 1) // chunk)
             tokens += chunk
             everyone += 1
-        if self.preempted or most <= 1:
+        if self.alone or most <= 1:
             return 1
         room = self.pool.free + self.pool.evictable
         if tokens * most // BLOCK_TOKENS + everyone <= room or self._further(most) <= room:
@@ -302,10 +245,14 @@ class Batch:
         if done > 1 or not last:
             self.pool.take(self._further(done if last else done + 1))
         for stream, chunk in self.plan:
+            if not stream.resumes:
+                self.prompt_tokens_computed += chunk * done
+            if stream.had > stream.pos:
+                again = min(stream.had - stream.pos, chunk * done)
+                self.yielding.tokens_recomputed += again
             stream.pos += chunk * done
             stream.blocks = blocks_for(stream.pos if last else stream.pos + chunk)
             self.backlog -= chunk * done
-            self.prompt_tokens_computed += chunk * done
         self.rounds += done
         if not self.standing:
             made = len(self.decodes) * done
@@ -359,7 +306,9 @@ class Batch:
         else:
             stream.account.add(now - stream.last_at)
         stream.last_at = now
+        self.yielding.resume(stream, now)
         self.changed |= _FIRST_TOKEN
+        self.slots.open = True
         if stream.made == job.output_tokens:
             self._leave(stream, now)
             out.append(stream.finished())
@@ -380,102 +329,3 @@ class Batch:
     def _is_stale(self, note: tuple[int, int, Stream]) -> bool:
         """Say whether a decode left before its end, or came back with another."""
         return note[2].phase is not Phase.DECODE or note[2].end_step != note[0]
-
-    # Leaving ----------------------------------------------------------------------------------
-
-    def abort(self, stream: Stream, now: InstantNs) -> Finished:
-        """End a stream by its state at the last boundary; a slot stays taken up to the next."""
-        self._forget(stream)
-        if stream.phase is Phase.WAITING:
-            self.backlog -= stream.target
-            stream.phase = Phase.GONE
-            self.waiting.take(stream, now)
-            self.changed |= _END
-        else:
-            if stream.phase is Phase.DECODE:
-                self._close(stream, now)
-            stream.phase = Phase.DOOMED
-            self._doomed.append(stream)
-        return stream.finished()
-
-    def _leave(self, stream: Stream, now: InstantNs) -> None:
-        """Take a stream that is over out of the batch."""
-        self._vacate(stream, now)
-        if stream.phase is not Phase.DOOMED:
-            self._forget(stream)
-        stream.phase = Phase.GONE
-        self.changed |= _END
-
-    def _forget(self, stream: Stream) -> None:
-        """Drop a stream that is over for its caller."""
-        attempt = stream.job.attempt
-        del self.streams[attempt]
-        self.unreported.pop(attempt, None)
-
-    def _vacate(self, stream: Stream, now: InstantNs) -> None:
-        """Free a running stream's slot and blocks; its prefix stays as cache."""
-        job = stream.job
-        self._door.promised -= whole(job)
-        if job.attempt in self.decodes:
-            computed = self._computed(stream)
-            blocks: int = blocks_for(computed + self._granted)
-            if stream.phase is Phase.DECODE:
-                self._close(stream, now)
-            del self.decodes[job.attempt]
-            self.waiting.alight(stream, self.steps)
-            self.context -= computed + 1
-            self._due[stream.offset] -= 1
-            self.bounds[job.gap_bound_ns] -= 1
-            if not self.decodes:
-                self.gaps.clear()
-        else:
-            self.prefills.remove(stream)
-            computed, blocks = stream.pos, stream.blocks
-            self.backlog -= stream.target - computed
-        extent, pool = stream.extent, self.pool
-        assert extent is not None
-        prefix = min(computed // BLOCK_TOKENS, stream.prefix_blocks)
-        if prefix > extent.end:
-            extent = pool.share(extent, job.prefix, prefix)
-        pool.free += blocks - extent.end
-        pool.unlock(extent)
-        stream.extent = None
-
-    def _computed(self, stream: Stream) -> int:
-        """Return the tokens whose KV a decode has: all but the last one made."""
-        return stream.target + self.steps - stream.join_step
-
-    def _close(self, stream: Stream, now: InstantNs) -> None:
-        """Bring a decode's own counts up to date as it stops decoding."""
-        stream.last_at = self.gaps.close(stream.account, now)
-        stream.made += self.steps - stream.join_step
-
-    def check(self) -> None:
-        """Assert that blocks, tokens and streams add up."""
-        held = context = 0
-        due, bounds = [0] * BLOCK_TOKENS, dict.fromkeys(self.bounds, 0)
-        for stream in self.decodes.values():
-            assert stream.phase in {Phase.DECODE, Phase.DOOMED}, f"{stream.phase=}"
-            assert stream.extent is not None
-            computed = self._computed(stream)
-            held += blocks_for(computed + self._granted) - stream.extent.end
-            context += computed + 1
-            due[stream.offset] += 1
-            bounds[stream.job.gap_bound_ns] += 1
-            assert (computed - self.steps + stream.offset) % BLOCK_TOKENS == 0
-            assert self.steps <= stream.end_step, "a decode past its end"
-        backlog = 0
-        for stream in self.prefills:
-            assert stream.phase in {Phase.PREFILL, Phase.DOOMED}, f"{stream.phase=}"
-            assert stream.extent is not None
-            assert stream.pos < stream.target
-            held += stream.blocks - stream.extent.end
-            backlog += stream.target - stream.pos
-        assert self._door.promised == sum(whole(stream.job) for stream in self._running())
-        waiting = [each for each in self.streams.values() if each.phase is Phase.WAITING]
-        assert len(waiting) == self.waiting.count
-        assert backlog + sum(stream.target for stream in waiting) == self.backlog
-        assert context == self.context, f"{context=} {self.context=}"
-        assert due == self._due, f"{due=} {self._due=}"
-        assert bounds == self.bounds, f"{bounds=} {self.bounds=}"
-        self.pool.check(held)

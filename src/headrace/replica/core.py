@@ -10,12 +10,14 @@ can be cut at the next boundary, or split there without any effect, which is how
 midst of it is read.
 """
 
-from headrace.model.engine import Snapshot
+from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
 from headrace.policy.ordering.orders import Fifo, Ordering
+from headrace.replica.audit import audit
 from headrace.replica.batch import Batch
 from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
@@ -24,6 +26,7 @@ from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.turns import Turns
+from headrace.replica.yielding import GaveWay, Yielding
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,
@@ -54,6 +57,7 @@ class Replica:
         ordering: Ordering = FIRST_COME,
         rates: Linear | None = None,
         token_ns: int | None = None,
+        offers: Offers = RECOMPUTE_ONLY,
         noise_seed: int = 0,
         noise_ppm: int = 0,
         fast_forward: bool = True,
@@ -66,6 +70,7 @@ class Replica:
         ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None.
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
         `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
+        `offers`: how requests give way.
         """
         assert 0 <= noise_ppm < MICRO, f"{noise_ppm=}"
         self.name, self.incarnation, self.profile = name, incarnation, profile
@@ -74,13 +79,15 @@ class Replica:
         self._jumps = fast_forward
         self._max_waiting = max_waiting
         self._blocks = Blocks(profile.kv_capacity_tokens // BLOCK_TOKENS)
+        # A kept request holds memory without a slot: such rules know of none.
+        assert rules == NO_RULES or Preemption.KEEP not in offers.mechanisms
         self._rules = rules
         turns = Turns(
             ordering,
             rates or token_rates(TokenCost(), profile),
             profile.prompt_token_ns() if token_ns is None else token_ns,
         )
-        self._batch = Batch(self._blocks, batching, turns, rules)
+        self._batch = Batch(self._blocks, turns, rules, Yielding(batching, offers, profile))
         self._serial = 0
         self._outbox: list[FirstTokenMade | Finished] = []
         self._seen = InstantNs(0)
@@ -149,7 +156,7 @@ class Replica:
         self._live_to(now)
         if self._left > 1:
             self._cut(now)
-        self.profile = profile
+        self.profile = self._batch.yielding.profile = profile
         self._costs, self._stretch = profile.costs, -1
         self._hold_steps = 0  # what the policy promised, it promised of the old one
 
@@ -217,7 +224,7 @@ class Replica:
             waiting_prefill_tokens=Tokens(batch.backlog),
             kv_blocks_used=Blocks(pool.total - pool.free - pool.evictable),
             kv_blocks_total=Blocks(pool.total),
-            preemptions=batch.preemptions,
+            preemptions=batch.yielding.preemptions,
             prefix_tokens_queried=batch.prefix_queried,
             prefix_tokens_hit=batch.prefix_hit,
         )
@@ -231,8 +238,18 @@ class Replica:
             steps=self._batch.rounds,
             tokens_made=Tokens(self._batch.tokens_made),
             prompt_tokens_computed=Tokens(self._batch.prompt_tokens_computed),
-            preemptions=self._batch.preemptions,
+            preemptions=self._batch.yielding.preemptions,
         )
+
+    def yielded(self, now: InstantNs) -> Yielded:
+        """Return what came of requests that gave way."""
+        self._live_to(now)
+        self._split(now)
+        return self._batch.yielding.totals()
+
+    def gave_way(self) -> tuple[GaveWay, ...]:
+        """Return the last requests that gave way, oldest first, with what each choice was made of."""
+        return tuple(self._batch.yielding.records)
 
     def fail(self, now: InstantNs) -> list[AttemptId]:
         """Crash: lose everything not yet finished by `now`; return the attempts lost, oldest first.
@@ -251,7 +268,7 @@ class Replica:
         """Assert everything that must hold between calls."""
         if self._alive:
             batch = self._batch
-            batch.check()
+            audit(batch)
             assert bool(self._left) == bool(batch.decodes or batch.prefills)
             assert self._left or not batch.waiting.count, "idle with work"
 
@@ -327,11 +344,17 @@ class Replica:
             decodes = context = 0
         tokens = span = squares = 0
         for stream, chunk in batch.plan:
+            if stream.resumes:
+                decodes += 1
+                context += stream.target
+                continue
             tokens += chunk
             span += chunk * (2 * stream.pos + chunk)
             squares += chunk * chunk
         assert tokens or decodes, "a plan of nothing"
         self._alpha = costs.step_ps(decodes, context, tokens, span)
+        if batch.yielding.moving:
+            self._alpha += batch.yielding.moving_ps()
         if tokens:
             self._beta = costs.mixed_d * decodes + costs.mixed_half_e * 2 * squares
         else:

@@ -6,7 +6,7 @@ For policies that size a step by what it will compute. Changes nothing.
 from headrace.policy.batching.knobs import FRONT_PROMPTS, Front
 from headrace.replica.batch import Batch
 from headrace.replica.stream import Phase, Stream
-from headrace.units import BLOCK_TOKENS, Tokens
+from headrace.units import Tokens
 
 
 def fronts(batch: Batch) -> tuple[Front, ...]:
@@ -22,7 +22,7 @@ def fronts(batch: Batch) -> tuple[Front, ...]:
     for stream in batch.waiting.first():
         if len(found) == FRONT_PROMPTS:
             break
-        cached = batch.lookup(stream).blocks * BLOCK_TOKENS
+        _, cached = batch.lookup(stream)
         if _grows(stream, cached, seen):
             break
         found.append(_front(stream, cached))

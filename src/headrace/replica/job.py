@@ -60,6 +60,10 @@ class Finished(Struct, frozen=True, kw_only=True):
     attempt: AttemptId
     usage: Usage
     timing: StreamTiming
+    preemptions: int = 0
+    """How often it gave way."""
+    paused_ns: DurationNs = DurationNs(0)
+    """From when it gave way to its next token, of all times together."""
 
 
 class Refusal(StrEnum):

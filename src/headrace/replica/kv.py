@@ -112,6 +112,15 @@ class KvPool:
                     self._offer(above)
             above = above.parent
 
+    def shared(self, node: Extent) -> int:
+        """Return how many leading blocks of a locked path others use as well."""
+        above: Extent | None = node
+        while above is not None and above is not self.root:
+            if above.locks > 1:  # and so are all above it
+                return above.end
+            above = above.parent
+        return 0
+
     def take(self, blocks: int) -> None:
         """Allocate blocks, evicting for them; the caller has looked that there are enough."""
         short = blocks - self.free

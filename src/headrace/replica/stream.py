@@ -31,9 +31,9 @@ class Stream:
     """What the engine keeps of an attempt; plain fields, written by the batch it is in."""
 
     __slots__ = (
-        "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "job",
-        "join_step", "last_at", "made", "offset", "phase", "pos", "prefix_blocks", "reported",
-        "serial", "target", "way",
+        "account", "arrived_at", "blocks", "cached", "end_step", "extent", "first_at", "had", "host",
+        "job", "join_step", "last_at", "made", "offset", "paused_at", "paused_ns", "phase", "pos",
+        "preemptions", "prefix_blocks", "reported", "resumes", "serial", "target", "way",
     )  # fmt: skip
 
     def __init__(self, job: Job, arrived_at: InstantNs, serial: int) -> None:
@@ -41,30 +41,34 @@ class Stream:
         self.job = job
         self.way = job.way or _alone(job.tenant)
         """Where its queue stands in the share tree."""
-        self.arrived_at = arrived_at
-        self.serial = serial
-        """Order of submission: breaks every tie."""
+        self.arrived_at, self.serial = arrived_at, serial
+        """The serial is the order of submission: it breaks every tie."""
         self.phase = Phase.WAITING
         self.target: int = job.prompt_tokens
         """Tokens to compute before the next one is made: the prompt, and after a preemption the
         output made before it."""
         self.pos = 0
-        """Tokens computed, while in prefill."""
+        """Tokens whose KV there is, here or on the host; while decoding, as of when it began."""
         self.blocks = 0
-        """KV blocks held, those of the tree included, while in prefill."""
+        """KV blocks held, those of the tree included, unless it decodes."""
+        self.host = 0
+        """Blocks of its KV on the host: it waits then, and holds none here."""
+        self.resumes = False
+        """Whether it has its KV back and makes its next token in this very step, as a decode."""
+        self.had = 0
+        """The most tokens whose KV there was when it gave way: fewer are computed again."""
         self.prefix_blocks = min(job.prompt_tokens, len(job.prefix) * job.prefix_tokens) // (
             BLOCK_TOKENS
         )
         """Full blocks of the prompt that have ids."""
         self.extent: Extent | None = None
-        """The end of the path locked in the prefix tree, while running."""
+        """The end of the path locked in the prefix tree, while it holds blocks."""
         self.cached: int | None = None
         """Tokens found in the prefix cache at the first start."""
         self.made = 0
         """Output tokens; while decoding, those made before `join_step`."""
-        self.join_step = 0
-        self.end_step = 0
-        """The step count at which the output is complete, while decoding."""
+        self.join_step = self.end_step = 0
+        """While decoding: the step count at which it began, and at which the output is complete."""
         self.offset = 0
         """The step count modulo the block size at which a decode needs its next block."""
         self.reported = 0
@@ -72,6 +76,10 @@ class Stream:
         self.first_at: InstantNs | None = None
         self.last_at = InstantNs(0)
         self.account = Account(job.gap_bound_ns)
+        self.paused_at: InstantNs | None = None
+        """Since when it makes no tokens because it gave way."""
+        self.preemptions = self.paused_ns = 0
+        """How often it gave way, and for how long, of pauses that are over."""
 
     def entry(self, computed: int, made: int, counter: int) -> Entry:
         """Return what a policy may know."""
@@ -87,6 +95,7 @@ class Stream:
             prompt_tokens=job.prompt_tokens,
             computed=Tokens(computed),
             made=Tokens(made),
+            gap_ns=job.gap_bound_ns,
         )
 
     def made_by(self, steps: int) -> int:
@@ -101,17 +110,23 @@ class Stream:
             cached_tokens=Tokens(self.cached or 0),
             output_tokens=Tokens(self.made),
         )
-        if self.first_at is None:
-            return Finished(attempt=job.attempt, usage=usage, timing=NO_STREAM)
-        timing = StreamTiming(
-            tokens=Tokens(self.made),
-            first_at=self.first_at,
-            last_at=self.last_at,
-            max_gap_ns=DurationNs(account.max_gap),
-            gaps_over=account.over,
-            gap_counts=tuple(account.counts),
+        timing = NO_STREAM
+        if self.first_at is not None:
+            timing = StreamTiming(
+                tokens=Tokens(self.made),
+                first_at=self.first_at,
+                last_at=self.last_at,
+                max_gap_ns=DurationNs(account.max_gap),
+                gaps_over=account.over,
+                gap_counts=tuple(account.counts),
+            )
+        return Finished(
+            attempt=job.attempt,
+            usage=usage,
+            timing=timing,
+            preemptions=self.preemptions,
+            paused_ns=DurationNs(self.paused_ns),
         )
-        return Finished(attempt=job.attempt, usage=usage, timing=timing)
 
 
 @lru_cache(maxsize=65_536)

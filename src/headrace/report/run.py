@@ -6,6 +6,7 @@ Made by the simulator and by the demo's callers alike, so that their figures com
 from msgspec import Struct
 
 from headrace.model.effect import Concluded
+from headrace.model.engine import Yielded
 from headrace.model.ids import ClassName, PoolName, ReplicaName, RequestId, TenantId
 from headrace.model.slo import FORMULA_REVISION, Slo
 from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
@@ -37,6 +38,17 @@ class ReplicaTotals(Struct, frozen=True, kw_only=True, gc=False):
     preemptions: int
     prefix_tokens_queried: Tokens
     prefix_tokens_hit: Tokens
+    yielded: Yielded = Yielded()
+    """How requests gave way in it."""
+
+
+class Victim(Struct, frozen=True, kw_only=True, gc=False):
+    """A request that gave way on its replica."""
+
+    request: RequestId
+    times: int
+    paused_ns: DurationNs
+    """From when it gave way to its next token, of all times together."""
 
 
 class ServiceSample(Struct, frozen=True, kw_only=True):
@@ -65,6 +77,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     rows: list[Concluded]
     """One for each offered request, in order of ending."""
     replicas: list[ReplicaTotals] = []
+    victims: list[Victim] = []
     samples: list[ServiceSample] = []
     slos: tuple[Slo, ...] = ()
     weights: dict[TenantId, int] = {}

@@ -5,16 +5,18 @@ comparing is another file's question.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from msgspec import Struct
 
 from headrace.model.effect import Concluded
+from headrace.model.engine import Yielded
 from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
 from headrace.report.fairness import Fairness, fairness
 from headrace.report.groups import Cell, EntryResult, Group, Times, entry_result, merged, times_of
 from headrace.report.littles_law import Means, means
 from headrace.report.objectives import ObjectiveResult, objective_results
-from headrace.report.run import Offered, ReplicaTotals, RunRecord
+from headrace.report.run import Offered, RunRecord
 from headrace.report.stats import PERCENTILES, decile_edges, decile_of, ratio
 from headrace.units import DurationNs, InstantNs
 
@@ -48,6 +50,13 @@ class Engines(Struct, frozen=True, kw_only=True):
     busy_share: float | None
     """Busy time / time up, of all: a diagnosis, never an objective."""
     preemptions: int
+    yielded: Yielded
+    """How requests gave way."""
+    victims: int
+    """Requests that did."""
+    victims_met: int
+    victims_met_share: float | None
+    """Of these, those that met every bound."""
     prefix_tokens_queried: int
     prefix_tokens_hit: int
     prefix_hit_share: float | None
@@ -114,7 +123,7 @@ def summarise(run: RunRecord) -> Summary:
         by_tenant_class=tuple(cells[key].group(*key, times) for key in sorted(cells)),
         objectives=objective_results(run.slos, run.rows),
         deciles=_deciles(run.offered, rows),
-        engines=_engines(run.replicas),
+        engines=_engines(run),
         fairness=fairness(run.offered, run.rows, run.samples, run.weights),
         little=means(run.rows),
     )
@@ -163,7 +172,10 @@ def _deciles(offered: Sequence[Offered], rows: Mapping[RequestId, Concluded]) ->
     )
 
 
-def _engines(replicas: Sequence[ReplicaTotals]) -> Engines:
+def _engines(run: RunRecord) -> Engines:
+    replicas = run.replicas
+    met = {row.request for row in run.rows if row.met}
+    victims_met = sum(one.request in met for one in run.victims)
     queried = sum(one.prefix_tokens_queried for one in replicas)
     hit = sum(one.prefix_tokens_hit for one in replicas)
     return Engines(
@@ -178,6 +190,10 @@ def _engines(replicas: Sequence[ReplicaTotals]) -> Engines:
         ),
         busy_share=ratio(sum(one.busy_ns for one in replicas), sum(one.up_ns for one in replicas)),
         preemptions=sum(one.preemptions for one in replicas),
+        yielded=reduce(Yielded.plus, (one.yielded for one in replicas), Yielded()),
+        victims=len(run.victims),
+        victims_met=victims_met,
+        victims_met_share=ratio(victims_met, len(run.victims)),
         prefix_tokens_queried=queried,
         prefix_tokens_hit=hit,
         prefix_hit_share=ratio(hit, queried),

@@ -14,8 +14,8 @@ from headrace.report.compare import DECIDING, Change, Comparison, ManyComparison
 from headrace.report.groups import EntryResult, Group
 from headrace.report.objectives import ObjectiveResult, sentence
 from headrace.report.stats import GapQuantiles, Quantiles
-from headrace.report.summary import Summary
-from headrace.units import to_seconds
+from headrace.report.summary import Engines, Summary
+from headrace.units import mib_ceil, to_seconds
 
 TOP = 8
 """Rows of a ranking; the rest is counted, never dropped in silence."""
@@ -327,11 +327,33 @@ def engines(summary: Summary) -> Table:
         ("prefix hits of tokens looked up", words.percent(told.prefix_hit_share)),
         ("cached of input tokens", f"{words.big(total.cached_tokens)}"),
         ("preemptions", words.count(told.preemptions)),
+        *_yielded(told),
     )
     return Table(
         title="Engines",
         columns=(Column("", right=False), Column("")),
         rows=rows if told.replicas else (),
+    )
+
+
+def _yielded(told: Engines) -> tuple[tuple[str, str], ...]:
+    """Return how requests gave way; nothing where none did."""
+    all_of = told.yielded
+    if not told.preemptions:
+        return ()
+    ways = (
+        ("kept", all_of.kept),
+        ("swapped", all_of.swapped),
+        ("computed again", all_of.recomputed),
+    )
+    return (
+        *((f"preemptions, {way}", words.count(times)) for way, times in ways if times),
+        ("mean pause", words.duration(all_of.paused_ns // max(1, all_of.pauses))),
+        ("longest pause", words.duration(all_of.longest_pause_ns)),
+        ("MiB swapped, both ways", words.big(mib_ceil(all_of.bytes_out + all_of.bytes_in))),
+        ("tokens computed again", words.big(all_of.tokens_recomputed)),
+        ("requests that gave way", words.count(told.victims)),
+        ("of these, met every bound", words.percent(told.victims_met_share)),
     )
 
 

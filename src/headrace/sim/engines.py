@@ -10,15 +10,16 @@ from itertools import count
 from msgspec import Struct
 
 from headrace.model.effect import Dispatch
-from headrace.model.engine import Snapshot
+from headrace.model.engine import Snapshot, Yielded
 from headrace.model.event import Ended, Event, FirstToken
-from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
+from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.replica.core import Replica
-from headrace.replica.job import FirstTokenMade, Job
+from headrace.replica.job import Finished, FirstTokenMade, Job
 from headrace.replica.rules import Rules
+from headrace.report.run import Victim
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.faults import Slow
 from headrace.sim.scenario import Scenario
@@ -40,6 +41,7 @@ class EngineTotals(Struct, frozen=True, kw_only=True, gc=False):
     preemptions: int
     queried: int
     hit: int
+    yielded: Yielded
 
 
 class Node(Struct):
@@ -71,6 +73,7 @@ class Node(Struct):
                 preemptions=totals.preemptions,
                 queried=report.prefix_tokens_queried or 0,
                 hit=report.prefix_tokens_hit or 0,
+                yielded=engine.yielded(now),
             )
         )
         self.up_ns += now - self.up_since
@@ -99,6 +102,9 @@ class Engines:
             for at, (name, pool, profile) in enumerate(_places(scenario))
         ]
         self._at = {node.name: at for at, node in enumerate(self.nodes)}
+        self.victims: dict[RequestId, Victim] = {}
+        """Requests that gave way."""
+        self._requests: dict[AttemptId, RequestId] = {}
         self.attempts: dict[AttemptId, Incarnation] = {}
         """Attempts whose end the driver has not seen, with the life each was sent to."""
         self._shown: dict[AttemptId, StreamTiming] = {}
@@ -123,6 +129,7 @@ class Engines:
             noise_seed=stream(self._seed, "noise", at, incarnation).getrandbits(62),
             noise_ppm=round(self._scenario.noise_percent * MICRO / 100),
             fast_forward=self._fast_forward,
+            offers=self._scenario.preemption,
             rules=self._rules,
         )
         node.up_since, node.planned = now, None
@@ -139,6 +146,7 @@ class Engines:
         at = self._at[effect.replica]
         engine = self.nodes[at].engine
         self.attempts[effect.attempt] = effect.incarnation
+        self._requests[effect.attempt] = effect.request
         if engine is None or engine.incarnation != effect.incarnation:
             return  # it died unnoticed: the driver hears of that soon
         job = Job(
@@ -169,12 +177,24 @@ class Engines:
             if engine is not None and engine.incarnation == life:
                 finished = engine.abort(attempt, now)
                 self._plan(at)
-                return NO_STREAM if finished is None else finished.timing
+                return self._ended(finished)
         return self._shown.get(attempt, NO_STREAM)
+
+    def _ended(self, finished: Finished | None) -> StreamTiming:
+        """Note whether an attempt that is over ever gave way; return what its stream had shown."""
+        if finished is None:
+            return NO_STREAM
+        request = self._requests.pop(finished.attempt)
+        if finished.preemptions:
+            self.victims[request] = Victim(
+                request=request, times=finished.preemptions, paused_ns=finished.paused_ns
+            )
+        return finished.timing
 
     def drop(self, attempt: AttemptId) -> None:
         """Take an attempt off the driver's list."""
         self.attempts.pop(attempt, None)
+        self._requests.pop(attempt, None)
         self._shown.pop(attempt, None)
 
     def crash(self, at: int, now: InstantNs) -> list[AttemptId]:
@@ -184,8 +204,7 @@ class Engines:
         assert engine is not None, f"{node.name} is down"
         lost = [a for a, life in self.attempts.items() if life == engine.incarnation]
         for attempt in lost:
-            finished = engine.abort(attempt, now)
-            self._shown[attempt] = NO_STREAM if finished is None else finished.timing
+            self._shown[attempt] = self._ended(engine.abort(attempt, now))
         node.retire(now)
         return lost
 
@@ -219,6 +238,7 @@ class Engines:
                 self._tell(FirstToken(done.attempt))
             else:
                 self.attempts.pop(done.attempt, None)
+                self._ended(done)
                 self._tell(
                     Ended(
                         attempt=done.attempt,

@@ -1,12 +1,14 @@
 """Run a scenario and leave a `RunRecord`: what every report and benchmark starts from."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import count
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from headrace.model.effect import Concluded, Effect
+from headrace.model.engine import Yielded
 from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.model.profile import Profile
@@ -135,6 +137,7 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
         offered=offered_rows(world.scenario, rows, world.concluded),
         rows=list(world.concluded.values()),
         replicas=[_totals(node) for node in world.nodes],
+        victims=list(world.engines.victims.values()),
         samples=samples,
         cut_off=len(world.cut_off),
         slos=deployment.slos,
@@ -210,4 +213,5 @@ def _totals(node: Node) -> ReplicaTotals:
         preemptions=sum(life.preemptions for life in past),
         prefix_tokens_queried=Tokens(sum(life.queried for life in past)),
         prefix_tokens_hit=Tokens(sum(life.hit for life in past)),
+        yielded=reduce(Yielded.plus, (life.yielded for life in past), Yielded()),
     )

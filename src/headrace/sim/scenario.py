@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.batching import Batching
 from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.faults import Fault
 from headrace.trace.generate import generate
@@ -58,6 +59,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token scheduling inside the replicas."""
     noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
     """Step times vary by at most this, in percent. 2: what one engine shows from run to run."""
+    preemption: Offers = RECOMPUTE_ONLY
+    """How requests give way in the replicas when memory or slots run out."""
     faults: tuple[Fault, ...] = ()
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 3_600.0
     """How long after the last arrival the run may go on; what has not ended then is cut off."""

@@ -11,9 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.engine import Preemption
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
@@ -89,6 +91,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         deployment=deployment,
         mix=mix,
         noise_percent=rng.choice((0.0, 2.0)),
+        preemption=_preemption(stream(seed, "preemption")),
         faults=faults,
         seed=seed,
     )
@@ -144,6 +147,21 @@ def _engine(rng: Random, profile: Profile) -> Profile:
         max_running=running,
         token_budget=rng.choice((128, 512, 2_048)),
         reference_batch=batch,
+    )
+
+
+def _preemption(rng: Random) -> Offers:
+    """Return what engines offer those that give way: in half the runs more than vLLM does."""
+    if rng.random() < 0.5:
+        return RECOMPUTE_ONLY
+    more = rng.choice(((Preemption.SWAP,), (Preemption.KEEP,), (Preemption.KEEP, Preemption.SWAP)))
+    return Offers(
+        mechanisms=(*more, Preemption.RECOMPUTE),
+        victims=rng.choice(tuple(Victims)),
+        by_cost=rng.random() < 0.8,
+        resume_whole=rng.random() < 0.5,
+        host_gb_per_s=rng.choice((2.0, 10.0, 50.0)),
+        host_gib=rng.choice((0.1, 1.0, 100.0)),
     )
 
 

@@ -1,14 +1,17 @@
 """The metrics are text that Prometheus reads, and say what was done."""
 
 import re
+from asyncio import gather
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.adapters.engines.server.metrics import Histogram, Metrics
-from headrace.model.engine import Snapshot
+from headrace.config.profiles import load_profile
+from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import Incarnation, ReplicaName
-from headrace.units import NS_PER_MS, Blocks, InstantNs, Tokens
+from headrace.units import NS_PER_MS, Blocks, Bytes, DurationNs, InstantNs, Tokens
 from tests.adapters.engine_server.serving import chat, serving
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -39,7 +42,8 @@ def parsed(text: str) -> tuple[dict[str, str], Series]:
         else:
             sample = SAMPLE.fullmatch(line)
             assert sample, line
-            suffixes = ("_bucket", "_sum", "_count") if types[family] == "histogram" else ("",)
+            several = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+            suffixes = several.get(types[family], ("",))
             assert sample["name"] in {family + suffix for suffix in suffixes}
             labels = LABEL.findall(sample["labels"])
             assert len(labels) == len(dict(labels)), "a label stands once"
@@ -79,11 +83,11 @@ def test_text_keeps_to_the_format_whatever_the_model_is_called(model: str) -> No
     metrics = Metrics(model)
     metrics.first(Tokens(10), 30 * NS_PER_MS)
     types, series = parsed(metrics.text(snapshot()).decode())
-    assert set(types.values()) == {"gauge", "counter", "histogram"}
+    assert set(types.values()) == {"gauge", "counter", "histogram", "summary"}
     assert types.pop("headrace_engine_info") == "gauge"
-    del series["headrace_engine_info", (("emulates", "vllm"),)]
+    del series["headrace_engine_info", (("emulates", "vllm"), ("preemption", "recompute"))]
     for name, kind in types.items():
-        assert name.startswith("vllm:")
+        assert name.startswith(("vllm:", "headrace_engine_"))
         assert name.endswith("_total") == (kind == "counter")
     escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     for name, labels in series:
@@ -108,6 +112,81 @@ def test_buckets_are_cumulative_and_hold_their_edge() -> None:
         'h_sum{a="b"} 0.111000001',
         'h_count{a="b"} 6',
     ]
+
+
+def test_who_gave_way_is_told_by_mechanism_and_of_a_host_only_where_there_is_one() -> None:
+    gave = Yielded(
+        kept=1,
+        swapped=2,
+        recomputed=3,
+        pauses=5,
+        paused_ns=DurationNs(7 * NS_PER_MS),
+        longest_pause_ns=DurationNs(4 * NS_PER_MS),
+        bytes_out=Bytes(800),
+        bytes_in=Bytes(500),
+        tokens_recomputed=Tokens(90),
+        host_blocks_used=Blocks(1),
+        host_blocks_total=Blocks(8),
+    )
+    _, series = parsed(Metrics("m", tuple(Preemption)).text(snapshot(), gave).decode())
+    named = {
+        (name.removeprefix("headrace_engine_"), dict(labels).get("mechanism")): number
+        for (name, labels), number in series.items()
+        if name.startswith("headrace_engine_") and "info" not in name
+    }
+    assert named == {
+        ("preempted_total", "keep"): 1,
+        ("preempted_total", "swap"): 2,
+        ("preempted_total", "recompute"): 3,
+        ("preemption_pause_seconds_sum", None): 0.007,
+        ("preemption_pause_seconds_count", None): 5,
+        ("longest_pause_seconds", None): 0.004,
+        ("recomputed_tokens_total", None): 90,
+    }
+    assert value(series, "kv_offload_total_bytes_total", transfer_type="GPU_to_CPU") == 800
+    assert value(series, "kv_offload_total_bytes_total", transfer_type="CPU_to_GPU") == 500
+    assert value(series, "kv_offload_cpu_cache_usage_perc") == 0.125
+    ways = dict(next(labels for name, labels in series if name == "headrace_engine_info"))
+    assert ways["preemption"] == "keep,swap,recompute"
+    assert not any(
+        "offload" in name for name, _ in parsed(Metrics("m").text(snapshot()).decode())[1]
+    )
+
+
+@pytest.mark.asyncio
+@pytest.mark.service
+async def test_engine_swaps_as_it_is_told_to() -> None:
+    pool = replace(
+        load_profile("h100-8b-tp1"),
+        kv_capacity_tokens=512,
+        reference_batch=1,
+        reference_context=16,
+        max_running=8,
+    )
+    offers = {"mechanisms": ["swap", "recompute"], "by_cost": False, "host_gib": 1}
+    emulator = {"seed": 5, "preemption": offers}
+    async with serving(profile=pool, emulator=emulator, speed=50.0) as served:
+        asked = (
+            served.chat(
+                messages=[{"role": "user", "content": "x" * 400}], max_tokens=300, ignore_eos=True
+            )
+            for _ in range(3)
+        )
+        made = [reply.json["usage"]["completion_tokens"] for reply in await gather(*asked)]
+        assert made == [300, 300, 300]
+        _, series = parsed((await served.get("/metrics")).body.decode())
+        swapped = [
+            number
+            for (name, labels), number in series.items()
+            if name == "headrace_engine_preempted_total" and ("mechanism", "swap") in labels
+        ]
+        assert swapped == [value(series, "num_preemptions_total")] != [0]
+        out, back = (
+            value(series, "kv_offload_total_bytes_total", transfer_type=way)
+            for way in ("GPU_to_CPU", "CPU_to_GPU")
+        )
+        assert out >= back > 0
+        assert value(series, "kv_offload_cpu_cache_usage_perc") == 0
 
 
 @pytest.mark.asyncio

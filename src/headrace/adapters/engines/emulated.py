@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from headrace.adapters.engines.answer import Order, text
-from headrace.model.engine import Snapshot, Usage
+from headrace.model.engine import Snapshot, Usage, Yielded
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.profile import Profile
@@ -143,6 +143,10 @@ class EmulatedEngine:
         """Report at once."""
         self._tell.reported(self._replica.report(self._now()))
         self._arm()
+
+    def yielded(self) -> Yielded:
+        """Return what came of requests that gave way."""
+        return self._replica.yielded(self._now())
 
     def close(self) -> None:
         """Stop for good."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from headrace.model.engine import EngineKind
+from headrace.model.engine import EngineKind, Preemption
 
 
 class Signal(StrEnum):
@@ -87,14 +87,6 @@ class Tokenize(Struct, frozen=True, kw_only=True):
     """What it is told beside a text, so that it counts the text as it would complete it."""
 
 
-class Preemption(StrEnum):
-    """How an engine makes room when its KV cache is full (TOK-4)."""
-
-    KEEP = "keep"
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
-
-
 class CacheInfo(Struct, frozen=True):
     """A metric whose labels tell the size of the KV cache."""
 
@@ -133,6 +125,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     keeps_order: bool = False
     """Whether what waits in it keeps the order that we ask for: then its own queue may be deeper."""
     preemption: tuple[Preemption, ...] = ()
+    """How requests may give way in it; of emulated ones, whichever of these it is started with."""
     tokenize: Tokenize | None = None
 
     def has(self, feature: Feature) -> bool:
@@ -249,7 +242,7 @@ KINDS: dict[EngineKind, Traits] = {
         cache_info=_VLLM.cache_info,
         expected=_LOAD_AND_KV,
         abort=_VLLM.abort,
-        preemption=(Preemption.RECOMPUTE,),
+        preemption=tuple(Preemption),
         tokenize=_VLLM.tokenize,
     ),
     EngineKind.OPENAI: Traits(

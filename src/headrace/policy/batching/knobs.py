@@ -94,9 +94,13 @@ class Entry(Struct, frozen=True, kw_only=True):
     weight: int
     prompt_tokens: Tokens
     computed: Tokens
-    """Tokens whose KV it holds; 0 while it waits."""
+    """Tokens whose KV there is, on the GPU or the host; 0 while it waits for its first start."""
     made: Tokens
     """Output tokens so far."""
+    gap_ns: DurationNs = DurationNs(0)
+    """The ITL bound of its class: the larger, the looser."""
+    below_share: bool = False
+    """Whether its tenant's counter is strictly the least of those that run; of victims only."""
 
 
 def arrival(entry: Entry) -> Key:
@@ -152,5 +156,8 @@ class BatchingPolicy(Protocol):
         ...
 
     def victim_key(self, entry: Entry) -> Key:
-        """Return the key of a running request when blocks run out: the greatest is preempted."""
+        """Return the key of a running request when blocks run out: the greatest gives way.
+
+        Equal keys: the cheapest pause for each block that it frees.
+        """
         ...

@@ -248,7 +248,7 @@ class App:
         await exchange.whole(200, _ENCODE({"server_load": self._load}))
 
     async def _told_metrics(self, exchange: Exchange) -> None:
-        content = self._metrics.text(self._attempts.snapshot())
+        content = self._metrics.text(self._attempts.snapshot(), self._attempts.yielded())
         await exchange.whole(200, content, CONTENT_TYPE)
 
     async def _version(self, exchange: Exchange) -> None:

@@ -8,7 +8,7 @@ from headrace.adapters.engines.answer import Order
 from headrace.adapters.engines.emulated import EmulatedEngine, Made
 from headrace.adapters.engines.server.metrics import Metrics
 from headrace.model.effect import Dispatch
-from headrace.model.engine import Snapshot, Usage
+from headrace.model.engine import Snapshot, Usage, Yielded
 from headrace.model.ids import AttemptId, ClassName, DecisionId, ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
@@ -142,6 +142,10 @@ class Attempts:
         self._engine.poll()
         assert self._snapshot is not None, "an emulated engine reports at once"
         return self._snapshot
+
+    def yielded(self) -> Yielded:
+        """Return what came of requests that gave way in the engine."""
+        return self._engine.yielded()
 
     # What the engine tells ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import uvicorn
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.adapters.engines.answer import lengths
@@ -75,6 +76,7 @@ class EngineServer:
     def __init__(self, spec: EngineSpec, clock: Clock) -> None:
         """Compose."""
         profile = spec.profile.paced(1 / spec.speed)
+        offers = spec.emulator.preemption
         replica = Replica(
             ReplicaName(_NAME),
             Incarnation(1),
@@ -82,9 +84,10 @@ class EngineServer:
             spec.emulator.batching,
             noise_seed=spec.emulator.seed,
             noise_ppm=spec.emulator.noise_ppm(),
+            offers=replace(offers, host_gb_per_s=offers.host_gb_per_s * spec.speed),
         )
         self._engine = EmulatedEngine(replica, PoolName(_NAME), clock, lengths(spec.emulator.seed))
-        metrics = Metrics(spec.served)
+        metrics = Metrics(spec.served, offers.mechanisms)
         self.attempts = Attempts(
             self._engine, clock, spec.served, metrics, spec.max_num_queued_reqs
         )

@@ -7,7 +7,7 @@ the engine planned them. An answer's gaps are added when it ends; of one that wa
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from headrace.model.engine import Snapshot
+from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.meter import GAP_EDGES_NS, StreamTiming
 from headrace.ports.engine import Finish
 from headrace.units import BLOCK_TOKENS, NS_PER_S, to_seconds
@@ -61,8 +61,9 @@ class Histogram:
 class Metrics:
     """Everything counted since the start."""
 
-    def __init__(self, model: str) -> None:
-        """Start at zero; `model` is the label of every series."""
+    def __init__(self, model: str, ways: Iterable[Preemption] = (Preemption.RECOMPUTE,)) -> None:
+        """Start at zero; `model` is the label of every series, `ways` how requests may give way."""
+        self._ways = ",".join(ways)
         self._labels = f'engine="0",model_name="{_escaped(model)}"'
         self.prompt_tokens = self.generation_tokens = self.rejections = 0
         self._successes = dict.fromkeys((*Finish, "abort"), 0)
@@ -83,8 +84,8 @@ class Metrics:
         assert timing.last_at is not None
         self._itl.add(timing.gap_counts, timing.last_at - timing.first_at)
 
-    def text(self, now: Snapshot) -> bytes:
-        """Return the exposition."""
+    def text(self, now: Snapshot, gave: Yielded = Yielded()) -> bytes:  # noqa: B008  frozen
+        """Return the exposition: of an engine's account and of what came of who gave way."""
         assert now.kv_blocks_total is not None
         assert now.kv_blocks_used is not None
         labels, used = self._labels, now.kv_blocks_used / now.kv_blocks_total
@@ -96,12 +97,13 @@ class Metrics:
             # Tells it from the engine whose names it uses.
             "# HELP headrace_engine_info An emulated engine.",
             "# TYPE headrace_engine_info gauge",
-            'headrace_engine_info{emulates="vllm"} 1',
+            f'headrace_engine_info{{emulates="vllm",preemption="{self._ways}"}} 1',
             *_one("num_requests_running", "gauge", "Requests with a slot.", labels, now.running),
             *_one("num_requests_waiting", "gauge", "Requests without one.", labels, now.waiting),
             *_one("kv_cache_usage_perc", "gauge", "KV cache in use, 1 is full.", labels, used),
             *_one("cache_config_info", "gauge", "The KV cache.", cache, 1),
             *_count("num_preemptions", "Preemptions.", labels, now.preemptions),
+            *self._yielded(gave),
             *_count("prefix_cache_queries", "Tokens looked up.", labels, now.prefix_tokens_queried),
             *_count("prefix_cache_hits", "Tokens found.", labels, now.prefix_tokens_hit),
             *_count("prompt_tokens", "Prompt tokens processed.", labels, self.prompt_tokens),
@@ -126,6 +128,37 @@ class Metrics:
             lines += _head(name, "histogram", said)
             lines += histogram.samples(f"vllm:{name}", labels)
         return ("\n".join(lines) + "\n").encode()
+
+    def _yielded(self, gave: Yielded) -> Iterator[str]:
+        """Yield what vLLM has no names for but those of its offloading, which moves KV as we do."""
+        labels = self._labels
+        name = "headrace_engine_preempted_total"
+        yield f"# HELP {name} Preemptions by what became of the KV."
+        yield f"# TYPE {name} counter"
+        ways = (gave.kept, gave.swapped, gave.recomputed)
+        for way, times in zip(Preemption, ways, strict=True):
+            yield f'{name}{{{labels},mechanism="{way}"}} {times}'
+        name = "headrace_engine_preemption_pause_seconds"
+        yield f"# HELP {name} From a preemption to the next token."
+        yield f"# TYPE {name} summary"
+        yield f"{name}_sum{{{labels}}} {to_seconds(gave.paused_ns)!r}"
+        yield f"{name}_count{{{labels}}} {gave.pauses}"
+        name = "headrace_engine_longest_pause_seconds"
+        yield f"# HELP {name} The longest of these."
+        yield f"# TYPE {name} gauge"
+        yield f"{name}{{{labels}}} {to_seconds(gave.longest_pause_ns)!r}"
+        name = "headrace_engine_recomputed_tokens_total"
+        yield f"# HELP {name} Tokens whose KV was computed another time."
+        yield f"# TYPE {name} counter"
+        yield f"{name}{{{labels}}} {gave.tokens_recomputed}"
+        if gave.host_blocks_total:
+            share = gave.host_blocks_used / gave.host_blocks_total
+            name = "kv_offload_cpu_cache_usage_perc"
+            yield from _one(name, "gauge", "Host KV in use, 1 is full.", labels, share)
+            name = "kv_offload_total_bytes_total"
+            yield from _head(name, "counter", "Bytes of KV moved.")
+            yield f'vllm:{name}{{{labels},transfer_type="GPU_to_CPU"}} {gave.bytes_out}'
+            yield f'vllm:{name}{{{labels},transfer_type="CPU_to_GPU"}} {gave.bytes_in}'
 
 
 def _head(name: str, kind: str, said: str) -> list[str]:
