@@ -132,7 +132,7 @@ JOBS = st.fixed_dictionaries(
         "relegated": st.booleans(),
         "tenant": st.sampled_from("tuv"),
         "weight": st.integers(1, 3),
-        "counter": st.sampled_from([None, None, 0, 50_000_000]),
+        "counter": st.sampled_from([None, None, 0, 50_000_000, 20_000_000_000]),
     }
 )
 ACTIONS = st.one_of(
@@ -275,7 +275,7 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
                 "relegated": rng.random() < 0.2,
                 "tenant": rng.choice("tuv"),
                 "weight": rng.randint(1, 3),
-                "counter": rng.choice([None, None, 0, rng.randint(0, 50_000_000)]),
+                "counter": rng.choice([None, None, 0, rng.randint(0, 20_000_000_000)]),
             }
             script.append(("submit", wait, shape))
         elif kind < 0.8:

@@ -5,6 +5,7 @@ from random import Random
 from msgspec import Struct
 
 from headrace.config.profiles import load_profile
+from headrace.model.engine import Preemption
 from headrace.model.profile import Profile
 from headrace.policy.batching import ChunkedPrefill, PacedPrefill
 from headrace.policy.batching.knobs import (
@@ -15,9 +16,11 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.batching.steps import Steps
 from headrace.policy.ordering.orders import EarliestDeadline
 from headrace.replica.core import Replica
+from headrace.replica.yielding import Yielding
 from headrace.units import NS_PER_MS, NS_PER_S, PS_PER_NS, InstantNs
 from tests.replica.scenes import (
     CHUNK,
@@ -27,6 +30,7 @@ from tests.replica.scenes import (
     drain,
     engine,
     first_tokens,
+    host,
     job,
     ns,
     small,
@@ -39,9 +43,13 @@ class Witness(Struct):
 
     policy: BatchingPolicy
     asked: list[tuple[BatchView, Knobs]] = []
+    yielding: Yielding | None = None
+    preemptions: int = 0
 
     def knobs(self, view: BatchView) -> Knobs:
         """Return the other's answer."""
+        if self.yielding is not None:
+            self.preemptions = self.yielding.preemptions
         knobs = self.policy.knobs(view)
         self.asked.append((view, knobs))
         return knobs
@@ -61,22 +69,22 @@ def walked(view: BatchView, knobs: Knobs) -> int:
 
 
 def lengths(
-    profile: Profile, policy: BatchingPolicy, seed: int
+    profile: Profile, policy: BatchingPolicy, seed: int, offers: Offers = RECOMPUTE_ONLY
 ) -> list[tuple[BatchView, Knobs, int]]:
     """Return each step of a drawn day, one by one: what was seen, said, and how long it took in ns.
 
     Steps without a prompt, and those that preempted somebody, are left out.
     """
     witness = Witness(policy)
-    replica = engine(profile, witness, jumps=False)
+    replica = engine(profile, witness, jumps=False, offers=offers)
+    yielding = witness.yielding = replica._batch.yielding
     steps: list[tuple[BatchView, Knobs, int]] = []
     now = 0
 
     def pass_to(instant: int) -> None:
         while (due := replica.next_event()) is not None and due <= instant:
             view, knobs = witness.asked[-1]
-            batch = replica._batch
-            tells = batch.plan and not batch.alone
+            tells = replica._batch.plan and yielding.preemptions == witness.preemptions
             replica.advance(due)
             if tells:
                 steps.append((view, knobs, due - view.now))
@@ -91,13 +99,19 @@ def lengths(
 
 POLICIES: list[BatchingPolicy] = [PacedPrefill(step_ms=7.0), Silent(), ByDeadline()]
 PROFILES = [small(200, running=20), small(60, running=20), small(200, running=20, table=TABLE)]
+OFFERS = [
+    RECOMPUTE_ONLY,
+    host(60, Preemption.SWAP, Preemption.RECOMPUTE, us=20, by_cost=False),
+    host(60, us=20),
+]
 
 
 def test_a_step_takes_what_the_view_foretells() -> None:
-    seen = short = 0
-    for seed in range(120):
+    seen = short = resumed = brought = 0
+    for seed in range(300):
         rng = Random(seed)
-        for view, knobs, took in lengths(rng.choice(PROFILES), rng.choice(POLICIES), seed):
+        profile, policy, offers = rng.choice(PROFILES), rng.choice(POLICIES), rng.choice(OFFERS)
+        for view, knobs, took in lengths(profile, policy, seed, offers):
             step = walked(view, knobs)
             known = knobs.token_budget - view.decodes <= Steps(view, knobs.chunk_limit).tokens
             if known or len(view.fronts) == view.prefills + view.waiting:
@@ -105,15 +119,21 @@ def test_a_step_takes_what_the_view_foretells() -> None:
                 assert took <= step // PS_PER_NS + 1, f"{seed=}"
                 seen += 1
                 short += took < step // PS_PER_NS
+                exact = took >= step // PS_PER_NS
+                resumed += exact and any(front.resumes for front in view.fronts)
+                brought += exact and any(front.transfer_ps for front in view.fronts)
     assert seen > 3_000
+    assert min(resumed, brought) > 20, f"nobody came back: {resumed=} {brought=}"
     assert short < seen // 4
 
 
 def test_no_step_of_an_engine_that_is_paced_exceeds_the_bound() -> None:
     policy = PacedPrefill(step_ms=6.7, margin_percent=2.0, least_tokens=1, lend_gap_ms=1_000.0)
     seen = tight = 0
-    for seed in range(120):
-        for view, knobs, took in lengths(Random(seed).choice(PROFILES), policy, seed):
+    for seed in range(160):
+        rng = Random(seed)
+        profile, offers = rng.choice(PROFILES), rng.choice(OFFERS)
+        for view, knobs, took in lengths(profile, policy, seed, offers):
             if view.tightest_gap_ns is None or knobs.token_budget == view.decodes + 1:
                 continue
             assert took * 100 <= view.tightest_gap_ns * 98 + 100, f"{seed=}"

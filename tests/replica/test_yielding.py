@@ -5,9 +5,11 @@ from msgspec.structs import replace
 
 from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
+from headrace.model.paths import Level, Link, path
 from headrace.policy.batching import ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.replica.core import Replica
+from headrace.replica.job import Job
 from headrace.units import InstantNs, ms
 from tests.replica.scenes import (
     FLAT_DECODE,
@@ -26,6 +28,8 @@ from tests.replica.scenes import (
 
 ZERO = InstantNs(0)
 END = InstantNs(1 << 60)
+MUCH = 10**12
+"""Service of some thousand tokens of these profiles."""
 KEEP, SWAP, RECOMPUTE = Preemption
 
 
@@ -169,14 +173,14 @@ def test_urgent_request_gets_the_slot_of_a_loose_one_which_keeps_its_memory(jump
     [
         ({"bound_ms": 20}, host(0, KEEP, RECOMPUTE)),  # as urgent as the newcomer
         ({"bound_ms": 500}, RECOMPUTE_ONLY),  # the engine cannot
-        ({"bound_ms": 500, "counter": -1, "tenant": "poor"}, host(0, KEEP, RECOMPUTE)),
+        ({"bound_ms": 500, "tenant": "poor"}, host(0, KEEP, RECOMPUTE)),
     ],
 )
 def test_slot_is_not_taken_otherwise(loose: dict[str, object], offers: Offers) -> None:
     replica = engine(small(40), Fair(running=2), offers=offers)
-    replica.submit(job(1, 20, 100, bound_ms=20, counter=5), ZERO)
+    replica.submit(job(1, 20, 100, bound_ms=20, counter=MUCH), ZERO)
     replica.submit(job(2, 20, 100, **loose), ZERO)  # type: ignore[arg-type]
-    replica.submit(job(3, 20, 10, bound_ms=20, counter=5), ns(102))
+    replica.submit(job(3, 20, 10, bound_ms=20, counter=MUCH), ns(102))
     drain(replica)
     assert replica.yielded(END).kept == 0
 
@@ -215,15 +219,55 @@ def test_fair_victims_are_of_the_loosest_class_and_never_of_whoever_is_below_its
     def victims(kind: Victims) -> list[int]:
         offers = replace(RECOMPUTE_ONLY, victims=kind)
         replica = engine(small(14), ChunkedPrefill(), offers=offers)
-        replica.submit(job(1, 40, 60, tenant="rich", counter=9, bound_ms=500), ns(0))
-        replica.submit(job(2, 40, 60, tenant="rich", counter=9), ns(1))
-        replica.submit(job(3, 40, 60, tenant="poor", counter=1, bound_ms=900), ns(2))
+        replica.submit(job(1, 40, 60, tenant="rich", counter=MUCH, bound_ms=500), ns(0))
+        replica.submit(job(2, 40, 60, tenant="rich", counter=MUCH), ns(1))
+        replica.submit(job(3, 40, 60, tenant="poor", bound_ms=900), ns(2))
         drain(replica)
         replica.check()
         return [one.attempt for one in replica.gave_way()]
 
     assert set(victims(Victims.POLICY)) == {3}, "the last to come"
     assert set(victims(Victims.FAIR)) == {1}
+
+
+def victims_of(*jobs: Job, blocks: int = 14) -> list[int]:
+    """Return who gave way, in order, of jobs that come one after another, where victims are fair."""
+    offers = replace(RECOMPUTE_ONLY, victims=Victims.FAIR)
+    replica = engine(small(blocks), ChunkedPrefill(), offers=offers)
+    for at, one in enumerate(jobs):
+        assert replica.submit(one, ns(at)) is None
+    drain(replica)
+    replica.check()
+    return [one.attempt for one in replica.gave_way()]
+
+
+def test_fair_victims_go_by_what_this_engine_served_without_being_told() -> None:
+    # The last to come would go first by age alone; its tenant has had least.
+    rich = [job(nth, 40, 60, tenant="rich") for nth in (1, 2)]
+    assert set(victims_of(*rich, job(3, 40, 60, tenant="poor"))) <= {1, 2}
+    # Its tenant had far more elsewhere, and the engine is told so.
+    assert set(victims_of(*rich, job(3, 40, 60, tenant="poor", counter=MUCH))) == {3}
+
+
+def test_fair_victims_know_tokens_up_to_the_step_and_by_weight() -> None:
+    # Alike but for the tokens made: whoever came first has made more.
+    first, last = (job(nth, 40, 60, tenant=name) for nth, name in ((1, "first"), (2, "last")))
+    assert victims_of(first, last, blocks=10)[0] == 1
+    heavy = job(1, 40, 60, tenant="first", weight=9)
+    assert victims_of(heavy, last, blocks=10)[0] == 2
+
+
+def test_users_of_a_tenant_count_together_and_classes_apart() -> None:
+    def of(attempt: int, *names: str) -> Job:
+        levels = (Level.CLASS, Level.TENANT, Level.USER)
+        way = path(*(Link(level, name) for level, name in zip(levels, names, strict=False)))
+        return replace(job(attempt, 40, 60, tenant=names[1]), way=way, counters=())
+
+    # Each user alone has had no more than the other tenant.
+    users = of(1, "chat", "many", "ann"), of(2, "chat", "many", "bob")
+    assert set(victims_of(*users, of(3, "chat", "one"))) <= {1, 2}
+    # Where no other of its class runs beside it, a tenant has no share to be below.
+    assert 3 in victims_of(*users, of(3, "batch", "one"))
 
 
 def test_choices_of_late_are_kept_with_their_terms_and_are_bounded() -> None:

@@ -107,9 +107,20 @@ def class_of(key: str) -> ClassName:
     return ClassName(key[key.rindex("\x1f") + 2 :])
 
 
+def to_tenant(way: Path) -> Path:
+    """Return a path as far as its tenant: to its end, or to where its users part."""
+    return way[:-1] if way[-1].level is Level.USER and len(way) > 1 else way
+
+
 def tenant_key(way: Path) -> str:
-    """Return the key of a path's tenant: its end, or where its users part."""
-    return way[-2].key if way[-1].level is Level.USER and len(way) > 1 else way[-1].key
+    """Return the key of a path's tenant."""
+    return to_tenant(way)[-1].key
+
+
+def tenant_parent(way: Path) -> str:
+    """Return the key of the node that a path's tenant stands under."""
+    before = to_tenant(way)[:-1]
+    return before[-1].key if before else ROOT
 
 
 def class_key(way: Path) -> str:

@@ -58,7 +58,7 @@ class Batch(Holders):
         if self.standing:
             self.gaps.stand(now)
         if self._aside is not None:
-            self.waiting.push(self._aside, now)
+            self.waiting.push(self._aside, now, self.steps)
             self._aside = None
         self.alone = yielding.preemptions > before or yielding.moving > 0
         if contests and self.waiting.count and self.slots.open:
@@ -131,7 +131,7 @@ class Batch(Holders):
                 if self._clear(stream, now):
                     continue
                 break
-            waiting.take(stream, now)
+            waiting.take(stream, now, self.steps)
             if stream.extent is None:
                 stream.extent, stream.blocks = pool.lock(found), found.blocks
             pool.take(need)
@@ -202,7 +202,7 @@ class Batch(Holders):
         if for_slot:
             self._aside = victim
         elif not waited:
-            self.waiting.push(victim, now)
+            self.waiting.push(victim, now, self.steps)
         self.changed |= _PREEMPTION
 
     # Passing of steps -------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Replica:
             batch.pool.chunk_by(job.prefix_tokens)
         self._serial += 1
         stream = Stream(job, now, self._serial)
-        batch.add(stream, now)
+        batch.add(stream, now, batch.steps + self._done(now))
         if not self._left:
             self._start = max(self._start, now * PS_PER_NS)
             self._begin()
@@ -416,6 +416,7 @@ class Replica:
             prefill_tokens=Tokens(batch.backlog),
             free_blocks=Blocks(pool.free + pool.evictable),
             tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
+            contests=batch.yielding.keeps,
             fronts=fronts(batch),
         )
 
@@ -424,7 +425,12 @@ class Replica:
         batch = self._batch
         if batch.changed & self._breaks:
             return True
-        # Waiting streams that did not fit still do not; one behind them does not get a look.
-        return (
-            not batch.closed and batch.waiting.head(now, batch.steps + self._done(now)) is newcomer
-        )
+        if batch.closed:
+            return False
+        # Waiting streams that did not fit still do not; one behind them does not get a look, unless
+        # the tokens of some or time alone may bring it to the front before the jump is over.
+        waiting = batch.waiting
+        change = waiting.next_change()
+        if not waiting.is_fixed() or (change is not None and change * PS_PER_NS < self._end):
+            return True
+        return waiting.head(now, batch.steps + self._done(now)) is newcomer

@@ -1,12 +1,13 @@
 """Which prompts do the next steps compute, and from which position on?
 
-For policies that size a step by what it will compute. Changes nothing.
+For policies that size a step by what it will compute. Changes nothing. Positions are those of the prefix
+cache as it stands: a prompt whose prefix is evicted for those before it in the step computes more.
 """
 
 from headrace.policy.batching.knobs import FRONT_PROMPTS, Front
 from headrace.replica.batch import Batch
 from headrace.replica.stream import Phase, Stream
-from headrace.units import Tokens
+from headrace.units import Ps, Tokens
 
 
 def fronts(batch: Batch) -> tuple[Front, ...]:
@@ -22,29 +23,33 @@ def fronts(batch: Batch) -> tuple[Front, ...]:
     for stream in batch.waiting.first():
         if len(found) == FRONT_PROMPTS:
             break
-        _, cached = batch.lookup(stream)
-        if _grows(stream, cached, seen):
+        _, start = batch.lookup(stream)
+        if _grows(stream, start, seen):
             break
-        found.append(_front(stream, cached))
+        # All of it: what the cache has now may be evicted for the prompts before it.
+        transfer_ps = batch.yielding.transfer_ps(stream.host)
+        found.append(_front(stream, start, transfer_ps, resumes=stream.goes_on(start)))
         seen.append(stream)
     return tuple(found)
 
 
-def _front(stream: Stream, position: int) -> Front:
+def _front(stream: Stream, position: int, transfer_ps: int = 0, *, resumes: bool = False) -> Front:
     job = stream.job
     return Front(
         position=Tokens(position),
         left=Tokens(stream.target - position),
         deadline=job.deadline,
         relegated=job.relegated,
+        resumes=resumes,
+        transfer_ps=Ps(transfer_ps),
     )
 
 
-def _grows(stream: Stream, cached: int, before: list[Stream]) -> bool:
+def _grows(stream: Stream, start: int, before: list[Stream]) -> bool:
     """Say whether a prompt before a waiting one may cache more of its prefix in the same step."""
     job = stream.job
-    nth = cached // job.prefix_tokens
-    if nth >= len(job.prefix):
+    nth = start // job.prefix_tokens
+    if stream.extent is not None or nth >= len(job.prefix):
         return False
     own = job.prefix[nth]
     return any(len(one.job.prefix) > nth and one.job.prefix[nth] == own for one in before)

@@ -81,12 +81,12 @@ class Holders:
         self._doomed: list[Stream] = []  # aborted during the step they are in
         self._aside: Stream | None = None  # lost its slot in this step, which is for another
 
-    def add(self, stream: Stream, now: InstantNs) -> None:
-        """Let a new stream wait."""
+    def add(self, stream: Stream, now: InstantNs, steps: int) -> None:
+        """Let a new stream wait, at so many steps of the decodes' clock."""
         self.streams[stream.job.attempt] = stream
         self.backlog += stream.target
         self.changed |= _ARRIVAL
-        self.waiting.push(stream, now)
+        self.waiting.push(stream, now, steps)
 
     def lookup(self, stream: Stream) -> tuple[Match, int]:
         """Return what the prefix cache has of a waiting stream, and the tokens that it starts from.
@@ -118,7 +118,7 @@ class Holders:
         self.kept.pop(stream.job.attempt, None)
         stream.phase = Phase.PREFILL
         self.backlog -= start - stream.pos
-        stream.resumes = stream.made > 0 < start == stream.pos == stream.target - 1
+        stream.resumes = stream.goes_on(start)
         stream.pos = start
         if stream.cached is None:
             stream.cached = start
@@ -175,7 +175,7 @@ class Holders:
             if self.kept.pop(stream.job.attempt, None):
                 self._release(stream)
             stream.phase = Phase.GONE
-            self.waiting.take(stream, now)
+            self.waiting.take(stream, now, self.steps)
             self.changed |= _END
         else:
             if stream.phase is Phase.DECODE:

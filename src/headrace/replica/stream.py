@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.model.engine import Usage
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.paths import Level, Link, Path, path
+from headrace.model.paths import Level, Link, Path, path, tenant_parent
 from headrace.policy.batching.knobs import Entry
 from headrace.replica.gaps import Account
 from headrace.replica.job import Finished, Job
@@ -91,12 +91,17 @@ class Stream:
             deadline=job.deadline,
             relegated=job.relegated,
             counter=counter,
+            among=tenant_parent(self.way),
             weight=self.way[-1].weight,
             prompt_tokens=job.prompt_tokens,
             computed=Tokens(computed),
             made=Tokens(made),
             gap_ns=job.gap_bound_ns,
         )
+
+    def goes_on(self, start: int) -> bool:
+        """Return whether it has its KV back at a start with so many tokens, and decodes at once."""
+        return self.made > 0 < start == self.pos == self.target - 1
 
     def made_by(self, steps: int) -> int:
         """Return the output tokens at a step of the decodes' clock, of a stream that is not over."""

@@ -9,7 +9,7 @@ across both levels).
 from collections.abc import Iterator
 
 from headrace.model.ids import ClassName
-from headrace.model.paths import Path
+from headrace.model.paths import Path, tenant_key
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
 from headrace.policy.fairness.costs import Linear
 from headrace.policy.fairness.shares import Shares
@@ -34,7 +34,16 @@ class Decoding:
 class Turns:
     """Waiting streams in the order's line, ties by submission, and the counters behind it."""
 
-    __slots__ = ("_backlog", "_decoding", "_order", "_rates", "_shares", "_streams", "_token_ns")
+    __slots__ = (
+        "_backlog",
+        "_decoding",
+        "_order",
+        "_rates",
+        "_settled",
+        "_shares",
+        "_streams",
+        "_token_ns",
+    )
 
     def __init__(self, order: Order, rates: Linear, token_ns: int) -> None:
         """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
@@ -42,6 +51,7 @@ class Turns:
         self._shares, self._backlog = Shares(), Backlog()
         self._streams: dict[int, Stream] = {}
         self._decoding: dict[str, Decoding] = {}
+        self._settled = 0  # the step up to which every queue is charged
 
     @property
     def count(self) -> int:
@@ -56,9 +66,14 @@ class Turns:
         """Return when time alone may put another in front."""
         return self._backlog.next_change()
 
-    def push(self, stream: Stream, now: InstantNs) -> None:
-        """Let a stream wait."""
+    def push(self, stream: Stream, now: InstantNs, steps: int) -> None:
+        """Let a stream wait.
+
+        Here and in `take` the counters must stand where they do after so many steps: who joins is lifted
+        to them, and what another tells is compared with them.
+        """
         job, serial, order = stream.job, stream.serial, self._order
+        self._settle(steps)
         if job.counters:
             self._shares.receive(stream.way, job.counters)
         start = InstantNs(job.deadline - stream.target * self._token_ns)
@@ -98,8 +113,9 @@ class Turns:
         for serial in self._backlog.in_line(self._order, self._shares):
             yield self._streams[serial]
 
-    def take(self, stream: Stream, now: InstantNs) -> None:
+    def take(self, stream: Stream, now: InstantNs, steps: int) -> None:
         """Take a stream out that gets its slot or is over."""
+        self._settle(steps)
         del self._streams[stream.serial]
         queue = self._backlog.take(self._order, self._shares, stream.serial)
         if queue is not None:
@@ -138,14 +154,15 @@ class Turns:
             del self._decoding[key]
 
     def counter(self, stream: Stream, steps: int) -> int:
-        """Return where the counter of a stream's queue stands."""
-        key = stream.way[-1].key
-        tally = self._decoding.get(key)
-        if tally is not None:
-            self._catch_up(tally, steps)
-        return self._shares.counter(key)
+        """Return where the counter of a stream's tenant stands."""
+        self._settle(steps)
+        return self._shares.counter(tenant_key(stream.way))
 
     def _settle(self, steps: int) -> None:
+        """Charge every queue for what it made up to now."""
+        if steps == self._settled:
+            return
+        self._settled = steps
         for tally in self._decoding.values():
             self._catch_up(tally, steps)
 

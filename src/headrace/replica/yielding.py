@@ -149,7 +149,11 @@ class Yielding:
 
     def moving_ps(self) -> Ps:
         """Return how much longer the planned step is for what it moves."""
-        return self.offers.transfer_ps(self.moving, self.profile)
+        return self.transfer_ps(self.moving)
+
+    def transfer_ps(self, blocks: int) -> Ps:
+        """Return how long blocks take one way."""
+        return self.offers.transfer_ps(blocks, self.profile) if blocks else Ps(0)
 
     def totals(self) -> Yielded:
         """Return all counts."""

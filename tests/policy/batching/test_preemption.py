@@ -30,7 +30,13 @@ def held(tokens: int, shared: int = 0) -> Held:
 
 
 def entry(
-    attempt: int, tenant: str = "t", counter: int = 0, gap: int = 50, *, relegated: bool = False
+    attempt: int,
+    tenant: str = "t",
+    counter: int = 0,
+    gap: int = 50,
+    *,
+    relegated: bool = False,
+    among: str = "",
 ) -> Entry:
     return Entry(
         attempt=AttemptId(attempt),
@@ -39,6 +45,7 @@ def entry(
         deadline=InstantNs(0),
         relegated=relegated,
         counter=counter,
+        among=among,
         weight=1,
         prompt_tokens=Tokens(10),
         computed=Tokens(10),
@@ -117,31 +124,53 @@ def test_tenant_below_its_share_gives_way_last() -> None:
     assert first(poor, entry(2, "rich", 4), entry(3, "rich", 4)) == [2, 3]
     assert first(poor, entry(2, "rich", 3)) == [1], "not strictly below"
     assert first(poor, entry(2, "poor", 9)) == [1], "nobody to compare with"
-    # A tenant's newest knowledge of its counter counts.
-    assert first(entry(1, "a", 0), entry(2, "a", 9), entry(3, "b", 5, gap=1)) == [1, 2]
 
 
-ENTRIES = st.lists(
-    st.builds(
-        entry,
-        st.integers(0, 99),
-        st.sampled_from("abc"),
-        st.integers(0, 5),
-        st.sampled_from([20, 50]),
-        relegated=st.booleans(),
-    ),
+def test_counters_of_different_nodes_do_not_compare() -> None:
+    one, other = entry(1, "a", 3, among="x"), entry(2, "b", 4, among="y")
+    assert first(one, other) == [1, 2]
+    # The least of each node goes last, however far the nodes themselves have come.
+    rich, poor = entry(3, "rich", 900, among="y"), entry(4, "poor", 899, gap=900, among="y")
+    assert first(rich, poor) == [3]
+    assert first(one, rich, poor) == [1, 3]
+    # A tenant below its share in one class may be above it in another.
+    here, there = entry(5, "a", 8, among="y"), entry(6, "c", 1, among="x")
+    assert first(one, there, here, other) == [1, 5]
+
+
+NODES = st.dictionaries(
+    st.sampled_from("xy"),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 5), min_size=1),
     min_size=1,
-    max_size=12,
 )
+
+
+@st.composite
+def running(draw: st.DrawFn) -> list[Entry]:
+    """Return running requests of tenants with one counter for each node they stand under."""
+    nodes = draw(NODES)
+    queues = [(node, tenant, at) for node, of in nodes.items() for tenant, at in of.items()]
+    drawn = st.tuples(st.sampled_from(queues), st.sampled_from([20, 50]), st.booleans())
+    return [
+        entry(nth, tenant, counter, gap, relegated=relegated, among=node)
+        for nth, ((node, tenant, counter), gap, relegated) in enumerate(
+            draw(st.lists(drawn, min_size=1, max_size=12))
+        )
+    ]
+
+
+ENTRIES = running()
 
 
 @given(ENTRIES)
 def test_no_victim_is_below_share_while_another_would_do(entries: list[Entry]) -> None:
     after = marked(entries)
-    below = {each.tenant for each in after if each.below_share}
-    victims = {entries[nth].tenant for nth in tied(entries, gives_way)}
-    assert len(below) < 2
-    assert below != {each.tenant for each in entries}
+    below = {(each.among, each.tenant) for each in after if each.below_share}
+    everybody = {(each.among, each.tenant) for each in entries}
+    victims = {(entries[nth].among, entries[nth].tenant) for nth in tied(entries, gives_way)}
+    for node in {each.among for each in entries}:
+        assert len([one for one in below if one[0] == node]) < 2
+    assert below < everybody
     assert not below & victims
 
 

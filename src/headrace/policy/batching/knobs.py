@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from headrace.model.ids import AttemptId, TenantId
 from headrace.model.profile import Profile
-from headrace.units import Blocks, DurationNs, InstantNs, Tokens
+from headrace.units import Blocks, DurationNs, InstantNs, Ps, Tokens
 
 Key = tuple[int, ...]
 """A sort key: compared element by element, ties broken by order of submission."""
@@ -90,7 +90,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     deadline: InstantNs
     relegated: bool
     counter: int
-    """Where its queue's virtual counter stands in this engine."""
+    """Where its tenant's virtual counter stands in this engine."""
+    among: str = ""
+    """The node of the share tree that its tenant stands under: only counters there compare."""
     weight: int
     prompt_tokens: Tokens
     computed: Tokens
@@ -100,7 +102,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     gap_ns: DurationNs = DurationNs(0)
     """The ITL bound of its class: the larger, the looser."""
     below_share: bool = False
-    """Whether its tenant's counter is strictly the least of those that run; of victims only."""
+    """Whether its tenant's counter is strictly the least there of those that run; of victims only."""
 
 
 def arrival(entry: Entry) -> Key:
@@ -123,6 +125,10 @@ class Front(Struct, frozen=True, kw_only=True, gc=False):
     deadline: InstantNs
     """Of its first token."""
     relegated: bool
+    resumes: bool = False
+    """Whether it gave way and has all its KV again: its one token costs what that of a decode does."""
+    transfer_ps: Ps = Ps(0)
+    """The most that its start adds to a step, in ps, to bring its KV back from the host."""
 
 
 class BatchView(Struct, frozen=True, kw_only=True):
@@ -143,6 +149,8 @@ class BatchView(Struct, frozen=True, kw_only=True):
     """Blocks that are free or could be at once: prefix cache that nobody uses counts."""
     tightest_gap_ns: DurationNs | None
     """The least ITL bound among the decodes; None without decodes."""
+    contests: bool = False
+    """Whether a waiting request may get the slot of a running one, which keeps its memory."""
     fronts: tuple[Front, ...] = ()
     """The first prompts in the order in which a step computes them: the unfinished, then the waiting
     ones. It stops before a prompt whose position depends on what the same step caches."""

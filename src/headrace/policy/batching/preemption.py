@@ -183,23 +183,27 @@ def yields(running: Entry, waiting: Entry) -> bool:
 def marked(entries: Sequence[Entry]) -> list[Entry]:
     """Return running requests with those marked whose tenant is below its share.
 
-    That is the tenant with the least counter, if others with strictly greater ones run beside it.
-    What a tenant's requests know of its counter may differ by age: counters grow, so the greatest
-    that any of them knows is taken.
+    That is the tenant with the least counter of those that stand under one node of the share tree, if
+    others with strictly greater ones run beside it. Counters of different nodes do not compare.
     """
-    first = entries[0].tenant
-    if all(entry.tenant == first for entry in entries):  # nobody to compare with
-        return list(entries)
-    counters: dict[TenantId, int] = {}
+    first = entries[0]
+    if all((each.among, each.tenant) == (first.among, first.tenant) for each in entries):
+        return list(entries)  # nobody to compare with
+    counters: dict[str, dict[TenantId, int]] = {}
     for entry in entries:
-        counters[entry.tenant] = max(counters.get(entry.tenant, entry.counter), entry.counter)
-    least, second, *_ = sorted(counters.values())
-    if least == second:
-        return list(entries)
+        counters.setdefault(entry.among, {})[entry.tenant] = entry.counter
+    below = {(node, tenant) for node, of in counters.items() for tenant in _poorest(of)}
     return [
-        replace(entry, below_share=True) if counters[entry.tenant] == least else entry
+        replace(entry, below_share=True) if (entry.among, entry.tenant) in below else entry
         for entry in entries
     ]
+
+
+def _poorest(counters: dict[TenantId, int]) -> list[TenantId]:
+    """Return the tenant whose counter is strictly the least, if any."""
+    least = min(counters.values())
+    poorest = [tenant for tenant, counter in counters.items() if counter == least]
+    return poorest if len(poorest) == 1 < len(counters) else []
 
 
 def tied(entries: Sequence[Entry], key: Callable[[Entry], Key]) -> list[int]:

@@ -5,8 +5,9 @@ position, so the price of n tokens is that of the prompts they would really go t
 """
 
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
-from headrace.policy.batching.knobs import BatchView, Break, Holds
+from headrace.policy.batching.knobs import BatchView, Break, Front, Holds
 from headrace.units import Ps
 
 UNTIL_PROMPT = Holds(max_steps=None, breaks_on=Break.ARRIVAL | Break.PREEMPTION)
@@ -21,41 +22,64 @@ def idle(view: BatchView, running_limit: int) -> Holds | None:
     """
     if not view.prefill_tokens:
         return UNTIL_PROMPT
-    if not view.prefills and (view.decodes >= running_limit or not view.free_blocks):
+    no_room = view.decodes >= running_limit or not view.free_blocks
+    if no_room and not view.prefills and not view.contests:
         return UNTIL_ROOM
     return None
+
+
+class _Place(NamedTuple):
+    """A prompt's place in a step, and what is spent before it."""
+
+    tokens: int
+    """Of the budget."""
+    prompt: int
+    """Tokens of prompts, those that resume not counted."""
+    span: int
+    decodes: int
+    """With those that resume, itself included if it does."""
+    context: int
+    transfers_ps: int
+    """Its own included."""
+    front: Front
 
 
 class Steps:
     """The steps possible at a boundary, by the number of their prompt tokens."""
 
-    __slots__ = ("_ends", "_starts", "_view", "tokens")
+    __slots__ = ("_ends", "_places", "_view", "tokens")
 
     def __init__(self, view: BatchView, chunk_limit: int | None = None) -> None:
         """Lay out the prompts in front, of each no more than `chunk_limit` tokens."""
         self._view = view
-        # Of each prompt: tokens and span of those before it, its position; and where it ends.
-        self._starts: list[tuple[int, int, int]] = []
+        self._places: list[_Place] = []
         self._ends: list[int] = []
-        tokens = span = 0
+        tokens = prompt = span = transfers = 0
+        decodes, context = view.decodes, int(view.context)
         for front in view.fronts:
             chunk: int = front.left if chunk_limit is None else min(front.left, chunk_limit)
-            self._starts.append((tokens, span, front.position))
+            transfers += front.transfer_ps
+            if front.resumes:
+                decodes, context = decodes + 1, context + front.position + 1
+            self._places.append(_Place(tokens, prompt, span, decodes, context, transfers, front))
             tokens += chunk
-            span += chunk * (2 * front.position + chunk)
+            if not front.resumes:
+                prompt += chunk
+                span += chunk * (2 * front.position + chunk)
             self._ends.append(tokens)
         self.tokens = tokens
         """The most prompt tokens of one step, as far as the prompts are known."""
 
     def step_ps(self, tokens: int) -> Ps:
         """Return how long the step with so many prompt tokens takes, in ps; at most `tokens`."""
-        nth = bisect_left(self._ends, tokens)
-        before, span, position = self._starts[nth]
-        part = tokens - before
-        view = self._view
-        return view.profile.step_ps(
-            view.decodes, view.context, tokens, span + part * (2 * position + part)
-        )
+        place = self._places[bisect_left(self._ends, tokens)]
+        prompt, span = place.prompt, place.span
+        if not place.front.resumes:
+            part = tokens - place.tokens
+            prompt += part
+            span += part * (2 * place.front.position + part)
+        profile = self._view.profile
+        return Ps(profile.step_ps(place.decodes, place.context, prompt, span) + place.transfers_ps)
 
     def most_within(self, limit_ps: int, most: int) -> int:
         """Return the most prompt tokens, up to `most`, whose step takes no longer; 0 if none."""
