@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks import tokens_preempt
 from benchmarks.harness import CLAIM_SEEDS, Claim, Result, at_least, at_most, interval95
 from benchmarks.scenes import one_class, poisson
 from benchmarks.served import Served, serve
@@ -55,6 +56,7 @@ def run(quick: bool) -> Result:
         "calm": calm,
         "pressed": pressed,
         "long prompts": long_prompts,
+        "preemption": lambda _: tokens_preempt.measure(quick=quick),
     }
     found = {name: part(seeds) for name, part in parts.items()}
     return Result(

@@ -9,6 +9,7 @@ from headrace.config.profiles import load_profile
 from headrace.model.profile import Profile
 from headrace.policy.batching import Batching, DecodeFirst, DynamicChunk, PacedPrefill
 from headrace.policy.batching.knobs import ONE_STEP, BatchView, Break, Front, Knobs
+from headrace.policy.batching.steps import Steps
 from headrace.units import (
     MICRO,
     NS_PER_MS,
@@ -17,6 +18,7 @@ from headrace.units import (
     Blocks,
     DurationNs,
     InstantNs,
+    Ps,
     Tokens,
 )
 from tests.replica.scenes import TABLE, small
@@ -241,6 +243,32 @@ def test_prompts_that_cannot_start_change_nothing(policy: Batching) -> None:
         assert knobs.holds.max_steps is None
         assert knobs.holds.breaks_on == Break.END | Break.PREEMPTION
     assert policy.knobs(waiting).holds == ONE_STEP
+    # Nor may it be promised where a slot may change hands: what starts then takes its part of a step.
+    for seen in (full, dry):
+        assert policy.knobs(replace(seen, contests=True)).holds == ONE_STEP
+
+
+def test_one_that_comes_back_counts_as_a_decode_and_with_its_transfer() -> None:
+    back = replace(front(1, at=2_999), resumes=True, transfer_ps=Ps(7 * MICRO * PS_PER_NS))
+    seen = view(back, front(600, at=5), decodes=3)
+    steps = Steps(seen)
+    assert steps.tokens == 601
+    for tokens in (1, 201):
+        own = tokens - 1
+        span = own * (2 * 5 + own)
+        alike = PROFILE.step_ps(4, 3 * 1_000 + 3_000, own, span)
+        assert steps.step_ps(tokens) == alike + 7 * MICRO * PS_PER_NS
+    whole = view(replace(front(600, at=5), transfer_ps=Ps(9)), decodes=3)
+    plain = view(front(600, at=5), decodes=3)
+    assert Steps(whole).step_ps(80) == Steps(plain).step_ps(80) + 9
+
+
+def test_no_step_is_lengthened_by_a_transfer_that_its_decodes_cannot_bear() -> None:
+    far = replace(front(400, at=2_000), transfer_ps=Ps(60 * MICRO * PS_PER_NS))
+    policy = PacedPrefill(step_ms=30.0, hurry_ms=0.0, least_tokens=7)
+    behind = view(front(100), far)
+    assert policy.knobs(behind).token_budget == behind.decodes + 100, "it waits"
+    assert policy.knobs(view(far)).token_budget == 16 + 7, "until it is first"
 
 
 def test_decode_first_computes_no_prompt_beside_decodes() -> None:
