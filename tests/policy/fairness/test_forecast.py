@@ -6,25 +6,18 @@ from hypothesis import strategies as st
 
 from headrace.model.ids import ClassName
 from headrace.model.paths import ROOT, Path, path
-from headrace.policy.fairness.costs import Price, RequestCost, price
+from headrace.policy.fairness.costs import Linear, Price, RequestCost, price
 from headrace.policy.fairness.forecast import LOOKED_AT, debt, stake
 from headrace.policy.fairness.shares import Rules, Shares, Side
 from headrace.policy.ordering.orders import TenantFirst
-from headrace.units import WorkNs
 from tests.plane.scenes import H100
 from tests.policy.fairness.line import BATCH, CHAT, Line, S, batch, chat, klass, lane, org, tenant
 
 EVERYBODY = frozenset({CHAT, BATCH, ClassName("ops"), ClassName("elsewhere")})
 
 
-class Plain:
-    """One unit of service is one nanosecond."""
-
-    def work_ns(self, service: int) -> WorkNs:
-        return WorkNs(service)
-
-
-PRICE: Price = Plain()  # type: ignore[assignment]  all that a forecast asks of a price
+PRICE = Price("plain-1", Linear())
+"""One unit of service is one nanosecond."""
 
 
 def owed(line: Line, way: Path, rivals: frozenset[ClassName] = EVERYBODY) -> int:
