@@ -20,8 +20,8 @@ import msgspec
 from benchmarks import harness
 
 REGISTRY = (
-    "decision", "metrics", "prompt_tokens", "simspeed", "tokens", "overload", "fairwait", "swarm", "soak",
-    "gateway", "parity", "live_overload", "live_fairness", "vllm",
+    "decision", "metrics", "prompt_tokens", "simspeed", "tokens", "overload", "fairwait", "fairness",
+    "swarm", "soak", "gateway", "parity", "live_overload", "live_fairness", "vllm",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 

@@ -51,6 +51,18 @@ def test_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert replica.totals(ns(25)).prompt_tokens_computed == 150
 
 
+def test_the_prompts_of_a_step_tell_how_far_they_are() -> None:
+    replica = engine(small(budget=64), ChunkedPrefill(chunk_limit=48))
+    replica.submit(job(1, 100, 4), ns(0))
+    replica.submit(job(2, 30, 4), ns(0))
+    seen = [replica.prompts(ns(0))]
+    while (due := replica.next_event()) is not None:
+        replica.advance(due)
+        seen.append(replica.prompts(due))
+    assert seen[:4] == [[(1, 0, 48)], [(1, 48, 48), (2, 0, 16)], [(1, 96, 4), (2, 16, 14)], []]
+    assert not any(seen[4:])
+
+
 def test_new_step_times_hold_from_the_next_step_on() -> None:
     replica = flat()
     replica.submit(job(1, 10, 6), ZERO)

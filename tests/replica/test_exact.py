@@ -22,6 +22,7 @@ from headrace.policy.ordering.orders import (
     LeastSlack,
     Niyama,
     Ordering,
+    Score,
     ShortestFirst,
     TenantFirst,
     VtcOrder,
@@ -55,6 +56,8 @@ PROFILES = [
     small(40, table=TABLE),
 ]
 ORDERS: list[Ordering] = [
+    Score(),
+    Score(candidates=2, aging=3.0),
     Fifo(),
     ShortestFirst(),
     EarliestDeadline(),
@@ -110,7 +113,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("submit"), WAITS, JOBS),
     st.tuples(st.just("abort"), WAITS, st.integers(0, 12)),
-    st.tuples(st.sampled_from(["progress", "report", "totals"]), WAITS, st.none()),
+    st.tuples(st.sampled_from(["progress", "prompts", "report", "totals"]), WAITS, st.none()),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
 )
 
@@ -127,6 +130,8 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
             return None
         case "progress":
             return replica.progress(now)
+        case "prompts":
+            return replica.prompts(now)
         case "report":
             return replica.report(now)
         case _:

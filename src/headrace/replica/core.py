@@ -192,6 +192,16 @@ class Replica:
         batch.unreported.clear()
         return moved
 
+    def prompts(self, now: InstantNs) -> list[tuple[AttemptId, Tokens, Tokens]]:
+        """Return the prompts in the step being done: attempt, tokens computed before it, its chunk.
+
+        Empty while idle and in a step of decodes alone.
+        """
+        self._live_to(now)
+        self._split(now)
+        plan = self._batch.plan if self._left else ()
+        return [(each.job.attempt, Tokens(each.pos), Tokens(chunk)) for each, chunk in plan]
+
     def report(self, now: InstantNs) -> Snapshot:
         """Return the engine's own account of itself at its last step boundary."""
         self._live_to(now)

@@ -6,17 +6,19 @@ too long). It reads counters and lists who waits (`Shares`), charges nothing, ch
 refuses nothing: it only says who is hopeless.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, merge
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from headrace.model.decision import ScoreTerms
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.model.paths import ROOT, Path, Term, class_key, tenant_key
 from headrace.policy.fairness.ranked import Ranked
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import TIED
-from headrace.policy.ordering.orders import Order, Place
+from headrace.policy.ordering.orders import Order, Place, Score
 from headrace.units import DurationNs, InstantNs
 
 IN_LINE = 16
@@ -35,6 +37,8 @@ class Waiting(Struct, kw_only=True):
     start: InstantNs
     """When it must be sent at the latest."""
     work: int
+    prefill_ns: int = 0
+    """What its prompt takes; for scores."""
     starve_at: InstantNs = NEVER
     """From when on it no longer lets others pass, hopeless or not (FAIR-4)."""
     until: InstantNs | None = None
@@ -102,6 +106,7 @@ class Turn(Struct, frozen=True, gc=False):
     """It can wait itself, or is hopeless: nobody competes for this turn."""
     queue: str
     """The queue it waits in."""
+    score: ScoreTerms | None = None
 
 
 class Backlog(Struct):
@@ -276,6 +281,34 @@ class Backlog(Struct):
             if found is not None:
                 return self.turn_of(order, shares, found)
         return None
+
+    def turns(
+        self,
+        order: Order,
+        shares: Shares,
+        blocked: frozenset[ClassName],
+        now: InstantNs,
+        work_ns: Callable[[int], int],
+    ) -> Iterator[Turn]:
+        """Yield the turns that may be given next, the best first: one, or all candidates of a score.
+
+        `work_ns`: GPU time of a service.
+        """
+        if not isinstance(order, Score):
+            turn = self.next_turn(order, shares, blocked)
+            if turn is not None:
+                yield turn
+            return
+        scored: list[tuple[float, str, ScoreTerms]] = []
+        for key in self.candidates(shares, blocked, order.candidates):
+            waiting = self.slots[self.queues[key].head()[1]]
+            over = sum(term.counter - term.least for term in self.terms(order, shares, key))
+            terms = order.terms(
+                waiting.start - now, now - waiting.arrived_at, work_ns(over), waiting.prefill_ns
+            )
+            scored.append((-terms.total, key, terms))
+        for _, key, terms in sorted(scored, key=lambda one: one[:2]):
+            yield replace(self.turn_of(order, shares, key), score=terms)
 
     def candidates(
         self, shares: Shares, blocked: frozenset[ClassName], most: int
