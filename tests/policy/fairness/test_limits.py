@@ -1,12 +1,17 @@
 """Bounded exceptions from shares: minimum, maximum, age and deadlines."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.model.paths import ROOT, Path, path
+from headrace.policy.fairness.costs import Linear, Price
+from headrace.policy.fairness.forecast import debt
 from headrace.policy.fairness.shares import Rules, Side
 from headrace.policy.ordering.orders import TenantFirst
 from headrace.units import DurationNs
 from tests.policy.fairness.line import (
+    BATCH,
     CHAT,
     Line,
     S,
@@ -206,3 +211,51 @@ def test_age_is_kept_on_each_side_of_a_node() -> None:
     assert urgent.since - lending.since == 50 * S
     terms = line.backlog.terms(line.order, line.shares, B[-1].key)
     assert [term.ahead for term in terms] == [0, 0], "age is no boost"
+
+
+# The bound on starving -----------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3_000)), min_size=1, max_size=6),
+    st.integers(0, 9_000),
+    st.integers(0, 9_000),
+)
+@settings(max_examples=60)
+def test_what_has_starved_starts_after_what_it_is_ahead_by_and_no_later(
+    rivals: list[tuple[int, int]], own: int, beside: int
+) -> None:
+    """Others are urgent throughout, in its class and in another of more weight."""
+    line = Line()
+    mine = path(klass(BATCH), tenant("me"))
+    ways = tuple(path(klass(CHAT, 4), tenant(f"t{n}", w)) for n, (w, _) in enumerate(rivals))
+    other = path(klass(BATCH), tenant("other", 2))
+    starving = line.add_for_ever(mine, starve_s=60)
+    busy(line, (*ways, other), 5, service=100)
+    for way, (_, had) in zip(ways, rivals, strict=True):
+        line.charge(way, had)
+    line.charge(mine, own)
+    line.charge(other, beside)
+    line.wait(59)
+    for _ in range(400):  # all that came before is hopeless by now
+        for way in (*ways, other):
+            line.add(way, 9, work=100)
+    line.wait(1)
+    promised = debt(line.shares, mine, Price("plain", Linear()), frozenset({CHAT, BATCH}), line.now)
+    spent = 0
+    while line.turn() != starving:
+        line.serve(100)
+        spent += 100
+    # A turn is a whole request: one for each of those that it waits for, at both levels.
+    assert spent <= promised + 100 * (len(ways) + 2) * 5
+
+
+def test_what_lent_all_along_is_next_when_it_has_starved() -> None:
+    line = Line()
+    mine, others = path(klass(BATCH), tenant("me")), crowd(20)
+    starving = line.add_for_ever(mine, starve_s=60)
+    for _ in range(15):
+        assert mine not in busy(line, others, 60)
+        line.wait(4)
+    assert line.turn() == starving
+    shares_are_sound(line.shares, line.backlog)

@@ -55,7 +55,8 @@ class Rules(Struct, frozen=True, kw_only=True, gc=False):
     boost_ns: DurationNs = DurationNs(0)
     """Slack below which that begins."""
     memory: int = 1 << 40
-    """Service beyond a minimum or maximum that is remembered: an excess older than this is forgiven."""
+    """Service beyond a minimum or maximum that is remembered, and most of what was lent that a lender has
+    back: an excess older than this is forgiven, and a loan given away."""
 
 
 class Shares(Struct):
