@@ -30,8 +30,8 @@ class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     boost_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 200.0
     """Slack below which `boost_tokens` count. 200: the last moment at which a turn still helps."""
     memory_tokens: Annotated[float, Meta(gt=0, le=1_000_000_000)] = 100_000.0
-    """Input tokens beyond a minimum or maximum that are held against a node, at that share. 100,000:
-    some seconds of a replica; what was used while nobody else wanted it is forgiven as fast."""
+    """Input tokens beyond a minimum or maximum that are held against a node, at that share, and most of what
+    it lent that it has back. 100,000: some seconds of a replica, so that nobody is shut out for longer."""
 
     revision: str = "vtc-1"
 
