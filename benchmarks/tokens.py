@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks import tokens_preempt
 from benchmarks.harness import CLAIM_SEEDS, Claim, Result, at_least, at_most, interval95
 from benchmarks.scenes import one_class, poisson
 from benchmarks.served import Served, serve
@@ -57,6 +58,7 @@ def run(quick: bool) -> Result:
         "long prompts": long_prompts,
     }
     found = {name: part(seeds) for name, part in parts.items()}
+    found["preemption"] = tokens_preempt.measure(quick)
     return Result(
         name="tokens",
         seeds=list(seeds),
