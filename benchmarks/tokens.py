@@ -56,7 +56,6 @@ def run(quick: bool) -> Result:
         "calm": calm,
         "pressed": pressed,
         "long prompts": long_prompts,
-        "preemption": lambda _: tokens_preempt.measure(quick=quick),
     }
     found = {name: part(seeds) for name, part in parts.items()}
     found["preemption"] = tokens_preempt.measure(quick)

@@ -15,9 +15,13 @@ from heapq import heappop, heappush
 
 from headrace.model.engine import Preemption
 from headrace.policy.batching.knobs import Break, Knobs
-from headrace.replica.holders import Holders
+from headrace.replica.holders import Holders, part_of
 from headrace.replica.job import Finished, FirstTokenMade
+from headrace.replica.rules import Rules
+from headrace.replica.slots import Slots
 from headrace.replica.stream import Phase, Stream
+from headrace.replica.turns import Turns
+from headrace.replica.yielding import Yielding
 from headrace.units import BLOCK_TOKENS, InstantNs, Tokens, blocks_for
 
 _BLOCK_MASK = BLOCK_TOKENS - 1
@@ -28,7 +32,12 @@ _FIRST_TOKEN, _PREEMPTION = int(Break.FIRST_TOKEN), int(Break.PREEMPTION)
 class Batch(Holders):
     """The next step, and what comes of it."""
 
-    __slots__ = ()
+    __slots__ = ("_slots",)
+
+    def __init__(self, blocks: int, turns: Turns, rules: Rules, yielding: Yielding) -> None:
+        """Start empty, with `blocks` of KV; `turns` says who starts next."""
+        super().__init__(blocks, turns, rules, yielding)
+        self._slots = Slots(yielding)
 
     # Planning ---------------------------------------------------------------------------------
 
@@ -38,7 +47,7 @@ class Batch(Holders):
         yielding = self.yielding
         yielding.moving = 0
         contests = yielding.keeps
-        if contests and (loser := self.slots.loser(self, knobs, now)):
+        if contests and (loser := self._slots.loser(self, knobs, now)):
             self._preempt(loser, now, for_slot=True)
         before = yielding.preemptions
         left = knobs.token_budget
@@ -61,7 +70,7 @@ class Batch(Holders):
             self.waiting.push(self._aside, now, self.steps)
             self._aside = None
         self.alone = yielding.preemptions > before or yielding.moving > 0
-        if contests and self.waiting.count and self.slots.open:
+        if contests and self.waiting.count and self.reseated:
             self.alone = True
         running = len(self.decodes) + len(self.prefills)
         full = left <= 0 or running >= knobs.running_limit
@@ -76,15 +85,6 @@ class Batch(Holders):
             pool.take(self.due)
         self._granted = 1
 
-    def chunk(self, knobs: Knobs, rest: int, left: int, *, first: bool) -> int:
-        """Return how much of a prompt's `rest` is computed where `left` tokens remain; 0: nothing.
-
-        `first`: the step has no other prompt.
-        """
-        if knobs.mixed:
-            return min(rest, left, knobs.chunk_limit or left)
-        return rest if rest <= left or first else 0
-
     def _go_on(self, knobs: Knobs, left: int, now: InstantNs) -> int:
         """Plan the unfinished prompts under `left` tokens; return the tokens that remain."""
         pool = self.pool
@@ -93,7 +93,7 @@ class Batch(Holders):
                 break
             if stream.phase is not Phase.PREFILL:
                 continue
-            chunk = self.chunk(knobs, stream.target - stream.pos, left, first=not self.plan)
+            chunk = part_of(knobs, stream.target - stream.pos, left, first=not self.plan)
             if not chunk:
                 break
             need = blocks_for(stream.pos + chunk) - stream.blocks
@@ -123,7 +123,7 @@ class Batch(Holders):
             if stream is None or not self._door.allows(stream, self._running(), self.steps):
                 break
             found, start = self.lookup(stream)
-            chunk = self.chunk(knobs, stream.target - start, left, first=not self.plan)
+            chunk = part_of(knobs, stream.target - start, left, first=not self.plan)
             if not chunk:
                 break
             need, room = self.lacks(stream, start + chunk, found.blocks)
@@ -308,7 +308,7 @@ class Batch(Holders):
         stream.last_at = now
         self.yielding.resume(stream, now)
         self.changed |= _FIRST_TOKEN
-        self.slots.open = True
+        self.reseated = True
         if stream.made == job.output_tokens:
             self._leave(stream, now)
             out.append(stream.finished())

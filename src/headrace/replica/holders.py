@@ -7,13 +7,12 @@ with them, and who must give way, is `batch`'s.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.policy.batching.knobs import Break, Entry
+from headrace.policy.batching.knobs import Break, Entry, Knobs
 from headrace.policy.batching.preemption import Held
 from headrace.replica.gaps import GapLog
 from headrace.replica.job import Finished
 from headrace.replica.kv import KvPool, Match
 from headrace.replica.rules import Door, Rules, whole
-from headrace.replica.slots import Slots
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.turns import Turns
 from headrace.replica.yielding import Yielding
@@ -27,22 +26,30 @@ _BLOCK_MASK = BLOCK_TOKENS - 1
 _ARRIVAL, _START, _END = int(Break.ARRIVAL), int(Break.START), int(Break.END)
 
 
+def part_of(knobs: Knobs, rest: int, left: int, *, first: bool) -> int:
+    """Return how much of a prompt's `rest` is computed where `left` tokens remain; 0: nothing.
+
+    `first`: the step has no other prompt.
+    """
+    if knobs.mixed:
+        return min(rest, left, knobs.chunk_limit or left)
+    return rest if rest <= left or first else 0
+
+
 class Holders:
     """The streams with a slot, those that wait for one, and the KV they hold."""
 
     __slots__ = (
         "_aside", "_doomed", "_door", "_due", "_ends", "_granted", "alone", "backlog", "bounds",
         "changed", "closed", "context", "decodes", "gaps", "kept", "plan", "pool", "prefills",
-        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "rounds", "slots", "standing",
+        "prefix_hit", "prefix_queried", "prompt_tokens_computed", "reseated", "rounds", "standing",
         "steps", "streams", "tokens_made", "unreported", "waiting", "yielding",
     )  # fmt: skip
 
     def __init__(self, blocks: int, turns: Turns, rules: Rules, yielding: Yielding) -> None:
         """Start empty, with `blocks` of KV; `turns` says who starts next."""
-        self._door, self.yielding, self.slots = Door(rules), yielding, Slots(yielding)
-        self.pool = KvPool(blocks)
-        self.waiting = turns
-        self.gaps = GapLog()
+        self._door, self.yielding = Door(rules), yielding
+        self.pool, self.waiting, self.gaps = KvPool(blocks), turns, GapLog()
         self.streams: dict[AttemptId, Stream] = {}
         """All that are not over, oldest first."""
         self.decodes: dict[AttemptId, Stream] = {}
@@ -56,6 +63,8 @@ class Holders:
         self.alone = False
         """Whether the planned step can be no other's repetition: it preempts, moves blocks, or leaves
         another to be first in line for a slot."""
+        self.reseated = True
+        """Whether others run than when it was last asked who gives its slot."""
         self.changed = 0
         """What happened since the knobs were set: flags of `Break`."""
         self.steps = 0
@@ -128,7 +137,7 @@ class Holders:
         self.prefills.append(stream)
         self._door.promised += whole(stream.job)
         self.changed |= _START
-        self.slots.open = True
+        self.reseated = True
 
     def _publish(self, stream: Stream) -> None:
         """Share the prefix of a prompt whose last chunk is planned, as vLLM does."""
@@ -202,7 +211,7 @@ class Holders:
     def _unseat(self, stream: Stream, now: InstantNs) -> None:
         """Take a running stream's slot; its `pos` and `blocks` tell the KV that it holds."""
         job = stream.job
-        self.slots.open = True
+        self.reseated = True
         self._door.promised -= whole(job)
         if job.attempt in self.decodes:
             stream.pos = self._computed(stream)
