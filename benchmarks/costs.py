@@ -115,9 +115,9 @@ class Watch:
                 fresh = flight.input_tokens - flight.cached_tokens
                 add(now, flight.tenant, fresh, flight.cached_tokens, flight.made)
         self.seconds.append(now)
-        waiting = world.plane.state.models[ModelName(MODEL)].backlog.tenants
+        queues = world.plane.state.models[ModelName(MODEL)].backlog.queues.values()
         if world.now > ASKED_S * NS_PER_S:
-            self.starved |= TENANTS.keys() - set(waiting)
+            self.starved |= TENANTS.keys() - {queue.tenant for queue in queues}
 
 
 def held(flights: Sequence[Flight]) -> Counter[str]:
