@@ -93,7 +93,10 @@ BROKEN_PLANE = {
     "unknown kind": (
         "  tenants:",
         "  ordering:\n    kind: fifi\n  tenants:",
-        "d:9: unknown kind 'fifi' at `$.deployment.ordering.kind` (one of fifo, tenant_first)",
+        (
+            "d:9: unknown kind 'fifi' at `$.deployment.ordering.kind` "
+            "(one of edf, fifo, least_slack, niyama, score, sjf, tenant_first, vtc)"
+        ),
     ),
     "unknown field of a kind": (
         "  tenants:",

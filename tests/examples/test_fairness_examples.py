@@ -107,7 +107,8 @@ def run(made: Driver, *, until_s: int, offered: int) -> Engine:
     engine = Engine(made)
     while made.now < until_s * S:
         engine.step()
-    assert set(made.known.backlog.tenants) == set(SHAPES), "both still wait"
+    waiting = {queue.tenant for queue in made.known.backlog.queues.values()}
+    assert waiting == set(SHAPES), "both still wait"
     return engine
 
 

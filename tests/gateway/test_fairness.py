@@ -100,7 +100,7 @@ def test_what_goes_on_counts_as_far_as_the_last_tick_told() -> None:
     assert (live.uncached, live.output) == (1_000, 40)
     assert (live.service, live.weighted) == (
         price.service(1_000, 0, 40),
-        price.service(1_000, 0, 40) // 6,
+        price.service(1_000, 0, 40) // 3,
     )
     made.end(attempts[0], usage=usage(1_000, 41))
     assert in_flight(made.plane) == {}

@@ -298,7 +298,7 @@ def test_a_new_price_list_is_a_new_revision_even_at_the_same_prices() -> None:
     assert isinstance(listed, MoneyCost)
     made = under(listed)
     made.configure(config(fairness=Vtc(cost=replace(listed, as_of="2025-02"))), revision=2)
-    assert made.counter("a") == new_price(listed).service(300, 0, 700) // 4
+    assert made.counter("a") == new_price(listed).service(300, 0, 700)
     made.arrive("a", 100)
     told = [made.entries()[0].evidence.cost, made.entries()[-1].evidence.cost]
     sent = [made.routes()[0].evidence.cost, made.routes()[-1].evidence.cost]
@@ -311,7 +311,7 @@ def test_another_profile_is_another_unit() -> None:
     made = under(WorkCost())
     slow = (PoolSpec(name="p", model="m", profile=H100.paced(2.0)),)
     made.configure(config(fairness=Vtc(cost=WorkCost()), pools=slow), revision=2)
-    assert made.counter("a") == H100.paced(2.0).work_ns(300, 0, 700) // 4
+    assert made.counter("a") == H100.paced(2.0).work_ns(300, 0, 700)
 
 
 def test_a_model_that_was_away_while_the_cost_changed_comes_back_with_new_counters() -> None:

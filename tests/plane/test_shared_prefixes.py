@@ -11,7 +11,7 @@ from tests.plane import invariants
 from tests.plane.scenes import COSTS, H100, Driver, config, usage
 
 EVERY = pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-PROMPT, SHARED, OUTPUT, WEIGHT = 4_500, 4_096, 50, 4
+PROMPT, SHARED, OUTPUT, WEIGHT = 4_500, 4_096, 50, 1
 PREFIX: dict[str, Any] = {"prefix": tuple(range(8)), "prefix_tokens": 512}
 
 

@@ -22,6 +22,7 @@ from headrace.policy.ordering.orders import (
     LeastSlack,
     Niyama,
     Ordering,
+    Score,
     ShortestFirst,
     TenantFirst,
     VtcOrder,
@@ -55,6 +56,8 @@ PROFILES = [
     small(40, table=TABLE),
 ]
 ORDERS: list[Ordering] = [
+    Score(),
+    Score(candidates=2, aging=3.0),
     Fifo(),
     ShortestFirst(),
     EarliestDeadline(),

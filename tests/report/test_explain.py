@@ -63,7 +63,8 @@ def test_a_lent_turn_is_told_as_such() -> None:
         "no",
         "no",
     )
-    assert rows["weight"].value == "4"
+    assert rows["class interactive"].meaning.endswith("weight 4")
+    assert rows["tenant a"].value == rows["tenant a"].meaning.split(": ")[1].split(";")[0]
     assert story.notes == [
         "its end is not told: the journal, or the process that wrote it, ended first"
     ]

@@ -7,7 +7,13 @@ from msgspec.structs import replace
 
 from headrace.model.table import TableFit
 from headrace.plane.journal import Differs, Verified, verify
-from headrace.policy.batching import ChunkedPrefill, PrefillFirst
+from headrace.policy.batching import (
+    ChunkedPrefill,
+    DecodeFirst,
+    DynamicChunk,
+    PacedPrefill,
+    PrefillFirst,
+)
 from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
@@ -16,6 +22,7 @@ from tests.sim.scenes import Ran, burst, profile, run, scenario
 
 ROWS = 100
 """Requests of a drawn world that are run twice: enough for its faults, and quick step by step."""
+BATCHING = (PrefillFirst(), ChunkedPrefill(), PacedPrefill(), DecodeFirst(), DynamicChunk())
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -48,13 +55,13 @@ STAIRS = TableFit(
 )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_whole_prompts_and_measured_steps_are_the_same_step_by_step(seed: int) -> None:
     stairs = replace(profile(), decode=None, mixed=None, table=STAIRS)
     drawn, whole = draw(seed, stairs if seed % 3 else profile())
-    batching = PrefillFirst() if seed % 2 else ChunkedPrefill()
+    batching = BATCHING[seed % len(BATCHING)]
     rules = (
-        Rules(reserve=Reserve.WHOLE, capacity=stairs.kv_capacity_tokens) if seed % 5 else NO_RULES
+        Rules(reserve=Reserve.WHOLE, capacity=stairs.kv_capacity_tokens) if seed % 4 else NO_RULES
     )
     one, rows = replace(drawn.scenario, batching=batching), whole[:ROWS]
     fast = run(one, seed, rows, check=False, rules=rules)

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 
 import msgspec
 from msgspec.structs import replace
@@ -52,6 +53,7 @@ _UNTRUSTED = {
     b"x-gateway-model-name-rewrite": "rewrite",
 }
 """Headers that would choose a tenant or a model: here the key and the body do."""
+_USER = b"x-headrace-user"
 _REPLAY_INPUT = b"x-headrace-replay-input"
 _REPLAY_OUTPUT = b"x-headrace-replay-output"
 _NUMBER_MAX = 10_000_000
@@ -307,6 +309,7 @@ class App:
             input_revision=revision,
             text=text,
             max_output=asked.output_cap,
+            user=self._user(tenant, exchange.header(_USER), asked.user),
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
@@ -327,6 +330,15 @@ class App:
             session=wished.session,
         )
         return request, ask
+
+    def _user(self, tenant: TenantId, header: bytes | None, told: str) -> str | None:
+        """Return a name of our own for a tenant's user, if it shares by users: nobody else's is kept."""
+        spec = self._driver.plane.settings.tenants.get(tenant)
+        user = header or told.encode()
+        if spec is None or not spec.by_user or not user:
+            return None
+        content = tenant.encode() + b"\0" + user
+        return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
     def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""

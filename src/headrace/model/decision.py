@@ -108,6 +108,22 @@ class RouteTerms(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+class ScoreTerms(Struct, frozen=True, kw_only=True, gc=False):
+    """What makes up a request's score, each in seconds of GPU time; the greatest sum goes first."""
+
+    urgency: float
+    aging: float
+    service: float
+    """How far its tenant is over the one furthest under its share."""
+    interference: float
+    """What its prefill takes from running decodes."""
+
+    @property
+    def total(self) -> float:
+        """The score."""
+        return self.urgency + self.aging - self.service - self.interference
+
+
 class Placement(Struct, frozen=True, kw_only=True):
     """Where a request goes, with the winner's terms."""
 

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from headrace.model.decision import Decision, Placement
+from headrace.model.decision import Decision, Placement, ScoreTerms
 from headrace.model.demand import Demand
 from headrace.model.ids import (
     ClassName,
@@ -139,6 +139,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     gap_ns: DurationNs
     turn: tuple[Term, ...]
     """Why it was its turn, from the root of the share tree down; empty where an order knows no shares."""
+    score: ScoreTerms | None
+    """What made it score highest, where turns go by scores."""
     cost: str
     """Revision of what counters count, which is their unit."""
     lent: bool

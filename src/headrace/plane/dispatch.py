@@ -7,7 +7,7 @@ the queue.
 from headrace.model.decision import Placement, Reason
 from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
-from headrace.model.ids import AttemptId, ModelName
+from headrace.model.ids import AttemptId, ClassName, ModelName
 from headrace.model.paths import Term
 from headrace.model.slo import Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
@@ -33,23 +33,36 @@ def run(m: Machine, model: ModelName, known: ModelState, now: InstantNs) -> None
         return
     lapse(m, model, known, now)
     blocked = NONE
-    order, shares = m.settings.order, m.shares(model)
-    while (turn := backlog.next_turn(order, shares, blocked)) is not None:
+    while (tried := _give_turn(m, model, known, blocked, now)) is not None:
+        # After a placement its tenant has paid, so that the turn in any class may be another's.
+        blocked = blocked | tried if tried else NONE
+
+
+def _give_turn(
+    m: Machine, model: ModelName, known: ModelState, blocked: frozenset[ClassName], now: InstantNs
+) -> frozenset[ClassName] | None:
+    """Give the next turn. Return the classes that can go nowhere now; none, if it was taken.
+
+    None: nobody has one.
+    """
+    order, shares, settings = m.settings.order, m.shares(model), m.settings
+    stuck: frozenset[ClassName] | None = None
+    work_ns = settings.prices[model].work_ns
+    for turn in known.backlog.turns(order, shares, blocked, now, work_ns):
+        live = m.state.live[turn.request]
         mark = (int(turn.request), known.fleet.version, turn.patient)
         if known.stuck.get(turn.slo_class) != mark:  # else nothing opened since it found no place
-            live = m.state.live[turn.request]
             if turn.patient and held_back(m, known, live):
                 known.held = True  # time alone may let it go
             elif _place(m, known, live, turn, now):
                 leave(m, live, known, now)
-                blocked = NONE  # its tenant pays, so that the turn in any class may be another's
-                continue
+                return NONE
             elif _hopeless(m, known, live, now):
-                blocked = NONE
-                continue
+                return NONE
             else:
                 known.stuck[turn.slo_class] = mark
-        blocked |= m.settings.sharing(model, turn.slo_class)
+        stuck = (stuck or NONE) | settings.sharing(model, turn.slo_class)
+    return stuck
 
 
 def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
@@ -84,6 +97,7 @@ def enqueue(m: Machine, known: ModelState, live: Live, *, again: bool = False) -
         arrived_at=arrived,
         start=live.latest_start,
         work=live.demand.work_p50_ns,
+        prefill_ns=live.demand.prefill_ns,
         starve_at=later(NEVER, request.id) if starve_ns is None else later(arrived, starve_ns),
         until=live.wait_until,
     )
@@ -150,6 +164,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         output_p50=live.demand.output_p50,
         gap_ns=live.bounds.gap_ns,
         turn=terms,
+        score=turn.score,
         cost=settings.prices[live.model].revision,
         lent=turn.lent,
         patient=turn.patient,
@@ -174,7 +189,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
     m.out.append(Decided(record))
     if turn.lent:
         m.state.accounts.tally(live.request.tenant, live.slo_class).lent += 1
-    _book(m, known, live, placement, now)
+    _book(m, known, live, turn, placement, now)
     return True
 
 
@@ -289,7 +304,9 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     )
 
 
-def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: InstantNs) -> None:
+def _book(
+    m: Machine, known: ModelState, live: Live, turn: Turn, placement: Placement, now: InstantNs
+) -> None:
     """Book an attempt and have it sent."""
     m.surveyed = NOT_SURVEYED  # what was seen before this booking is no longer so
     settings, ledger, request = m.settings, m.state.ledger, live.request
@@ -325,7 +342,7 @@ def _book(m: Machine, known: ModelState, live: Live, placement: Placement, now: 
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,
-            relegated=live.late,
+            relegated=turn.relegated,
             way=live.way,
             counters=counters,
             gap_ns=live.bounds.gap_ns,

@@ -251,7 +251,7 @@ class _Asked:
         owed, shares = 0, m.shares(self.model)
         weights, own = stake(shares, self.way, rivals)
         if settings.order.by_share:
-            owed = debt(shares, self.way, settings.prices[self.model], rivals)
+            owed = debt(shares, self.way, settings.prices[self.model], rivals, now)
         return WaitFacts(
             backlog_ns=WorkNs(total),
             own_ahead_ns=WorkNs(ahead),

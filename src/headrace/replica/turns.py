@@ -50,7 +50,7 @@ class Turns:
 
     def is_fixed(self) -> bool:
         """Return whether tokens made by others leave the first in line where it is."""
-        return not self._order.by_share or len(self._backlog.queues) < 2  # noqa: PLR2004  one has no rival
+        return not self._order.by_share or len(self._backlog.queues) < 2  # noqa: PLR2004  no rival
 
     def next_change(self) -> InstantNs | None:
         """Return when time alone may put another in front."""
@@ -69,6 +69,7 @@ class Turns:
             arrived_at=stream.arrived_at,
             start=start,
             work=stream.target,
+            prefill_ns=stream.target * self._token_ns,
             starve_at=InstantNs(NEVER + serial),
             late=job.relegated,
         )
@@ -85,9 +86,12 @@ class Turns:
             self._settle(steps)
         while (queue := backlog.due(now)) is not None:
             self._refresh(queue, now)
-        turn = backlog.next_turn(self._order, self._shares, NONE)
-        assert turn is not None, "somebody waits"
+        turn = next(backlog.turns(self._order, self._shares, NONE, now, self._work_ns))
         return self._streams[turn.request]
+
+    def _work_ns(self, service: int) -> int:
+        """Return about how much GPU time a service stands for."""
+        return service * self._token_ns // self._rates.uncached
 
     def first(self) -> Iterator[Stream]:
         """Yield waiting streams in the order in which they would start, as far as that is known."""

@@ -7,7 +7,7 @@ own and nothing else.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace.model.decision import Admit, Gate, Reason, RouteTerms, Verdict
+from headrace.model.decision import Admit, Gate, Reason, RouteTerms, ScoreTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
 from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, RouteEvidence
@@ -268,6 +268,8 @@ def turn_rows(sent: Sent) -> Iterator[Row]:
     record, evidence = sent.record, sent.record.evidence
     for term in evidence.turn:
         yield from term_rows(term)
+    if evidence.score is not None:
+        yield from score_rows(evidence.score)
     yield Row("unit", evidence.cost, "", "what counters count: the revision of the cost")
     yield Row("lent", _yes(evidence.lent), "", "a tenant further under its share could wait")
     yield Row("patient", _yes(evidence.patient), "", "it can wait itself, or is hopeless")
@@ -293,6 +295,17 @@ def term_rows(term: Term) -> Iterator[Row]:
         yield Row(f"{level}: went", term.band.name.lower(), "", _BANDS[term.band])
     if term.ahead:
         yield Row(f"{level}: boost", count(term.ahead), "", "its turn ahead of its counter")
+
+
+def score_rows(score: ScoreTerms) -> Iterator[Row]:
+    """Yield what made it score highest."""
+    yield Row("score", f"{score.total:,.3f}", "s", "the highest of those that were weighed")
+    yield Row("urgency", f"{score.urgency:,.3f}", "s", "how near its latest start is")
+    yield Row("aging", f"{score.aging:,.3f}", "s", "for how long it has waited")
+    yield Row("service", f"{-score.service:,.3f}", "s", "had beyond the least of its siblings")
+    yield Row(
+        "interference", f"{-score.interference:,.3f}", "s", "what its prefill takes from decodes"
+    )
 
 
 _TERMS = ("queue", "interference", "KV", "stale", "prefix")

@@ -44,6 +44,7 @@ def read(content: bytes) -> Asked:
         output_cap=cap(body.max_tokens),
         fan_out=gathered.count * max(body.n or 1, body.best_of or 1),
         cache_salt=body.cache_salt or "",
+        user=body.end_user(),
         prompt=gathered.prompt,
         input_tokens=Tokens(ceil_div(gathered.tokens, gathered.count)),
         input_margin=Tokens(ceil_div(gathered.margin, gathered.count)),

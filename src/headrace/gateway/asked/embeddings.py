@@ -31,6 +31,7 @@ def read(content: bytes) -> Asked:
         output_cap=Tokens(1),
         fan_out=1,
         cache_salt=body.cache_salt or "",
+        user=body.end_user(),
         prompt=gathered.prompt,
         input_tokens=Tokens(gathered.tokens),
         input_margin=Tokens(gathered.margin),

@@ -1,6 +1,6 @@
 """Fields that bodies have in common."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -30,6 +30,14 @@ class Body(Struct, kw_only=True):
 
     model: Model
     cache_salt: str | None = None
+    user: Any = None
+    safety_identifier: Any = None
+    """What `user` is called now. Neither is ours to judge: engines take what they take."""
+
+    def end_user(self) -> str:
+        """Return for whom of the caller's users it is, if that is told; else nothing."""
+        told = self.safety_identifier or self.user
+        return told if isinstance(told, str) else ""
 
 
 class Answered(Body, kw_only=True):

@@ -66,6 +66,7 @@ def read(content: bytes) -> Asked:
         output_cap=cap(body.max_output_tokens),
         fan_out=1,
         cache_salt=body.cache_salt or "",
+        user=body.end_user(),
         prompt=counted.prompt,
         input_tokens=counted.tokens,
         input_margin=counted.margin,

@@ -30,6 +30,8 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """How many answers are made."""
     cache_salt: str
     """Prompts with different salts share no cache."""
+    user: str = ""
+    """For whom of the caller's users it is, as the caller told."""
     prompt: bytes
     """The canonical prompt: equal prompts, equal bytes; tools first, then the system's words."""
     input_tokens: Tokens

@@ -6,17 +6,19 @@ too long). It reads counters and lists who waits (`Shares`), charges nothing, ch
 refuses nothing: it only says who is hopeless.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, merge
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from headrace.model.decision import ScoreTerms
 from headrace.model.ids import ClassName, RequestId, TenantId
 from headrace.model.paths import ROOT, Path, Term, class_key, tenant_key
 from headrace.policy.fairness.ranked import Ranked
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import TIED
-from headrace.policy.ordering.orders import Order, Place
+from headrace.policy.ordering.orders import Order, Place, Score
 from headrace.units import DurationNs, InstantNs
 
 IN_LINE = 16
@@ -35,6 +37,8 @@ class Waiting(Struct, kw_only=True):
     start: InstantNs
     """When it must be sent at the latest."""
     work: int
+    prefill_ns: int = 0
+    """What its prompt takes; for scores."""
     starve_at: InstantNs = NEVER
     """From when on it no longer lets others pass, hopeless or not (FAIR-4)."""
     until: InstantNs | None = None
@@ -53,6 +57,8 @@ class Queue(Struct):
     """Those that can still make it, by the order's key."""
     starts: Ranked[int] = field(default_factory=Ranked)
     """The same by latest start; used only where that is not the key."""
+    bounded: bool = False
+    """Its requests, all or none, let others pass for so long only: keys may come before latest starts."""
     late: Ranked[int] = field(default_factory=Ranked)
     """Relegated ones, by how long they have waited."""
     side: Side | None = None
@@ -93,12 +99,14 @@ class Turn(Struct, frozen=True, gc=False):
     request: RequestId
     slo_class: ClassName
     relegated: bool
+    """It is past its latest start and lets others pass; one that has starved does so no more."""
     lent: bool
     """A tenant further under its share could wait and let this one pass."""
     patient: bool
     """It can wait itself, or is hopeless: nobody competes for this turn."""
     queue: str
     """The queue it waits in."""
+    score: ScoreTerms | None = None
 
 
 class Backlog(Struct):
@@ -152,6 +160,7 @@ class Backlog(Struct):
         request, work = waiting.request, waiting.work
         assert request not in self.slots, f"{request} waits already"
         self.slots[request], self.inside[request] = waiting, key
+        queue.bounded = waiting.starve_at < NEVER
         self._insert(order, queue, waiting)
         if waiting.until is not None:
             self.bounded.add(waiting.until, request)
@@ -198,7 +207,7 @@ class Backlog(Struct):
         if not order.relegates:
             return []
         queue, moved = self.queues[key], []
-        starts = queue.ready if order.by_start else queue.starts
+        starts = queue.ready if _key_is_start(order, queue) else queue.starts
         while (first := starts.first()) is not None and first[0] < now:
             waiting = self.slots[first[1]]
             self._remove(order, queue, waiting)
@@ -222,9 +231,10 @@ class Backlog(Struct):
             change = min(change, self._relegation(order, queue))
             rules = shares.rules
             if rules.boost and order.by_share and order.by_start:
-                boosted = head[0] - now <= rules.boost_ns
+                start = self.slots[head[1]].start
+                boosted = start - now <= rules.boost_ns
                 if not boosted:
-                    change = min(change, head[0] - rules.boost_ns)
+                    change = min(change, start - rules.boost_ns)
         queue.starved = False
         if late is not None:
             starve_at = late[0]
@@ -271,6 +281,34 @@ class Backlog(Struct):
             if found is not None:
                 return self.turn_of(order, shares, found)
         return None
+
+    def turns(
+        self,
+        order: Order,
+        shares: Shares,
+        blocked: frozenset[ClassName],
+        now: InstantNs,
+        work_ns: Callable[[int], int],
+    ) -> Iterator[Turn]:
+        """Yield the turns that may be given next, the best first: one, or all candidates of a score.
+
+        `work_ns`: GPU time of a service.
+        """
+        if not isinstance(order, Score):
+            turn = self.next_turn(order, shares, blocked)
+            if turn is not None:
+                yield turn
+            return
+        scored: list[tuple[float, str, ScoreTerms]] = []
+        for key in self.candidates(shares, blocked, order.candidates):
+            waiting = self.slots[self.queues[key].head()[1]]
+            over = sum(term.counter - term.least for term in self.terms(order, shares, key))
+            terms = order.terms(
+                waiting.start - now, now - waiting.arrived_at, work_ns(over), waiting.prefill_ns
+            )
+            scored.append((-terms.total, key, terms))
+        for _, key, terms in sorted(scored, key=lambda one: one[:2]):
+            yield replace(self.turn_of(order, shares, key), score=terms)
 
     def candidates(
         self, shares: Shares, blocked: frozenset[ClassName], most: int
@@ -328,6 +366,7 @@ class Backlog(Struct):
         """Return the turn that a listed queue would have."""
         queue = self.queues[key]
         _, request, late = queue.head()
+        late = late and not queue.starved
         urgent = queue.side is Side.URGENT
         lent = urgent and order.by_share and shares.lent(queue.way)
         return Turn(queue.tenant, RequestId(request), queue.slo_class, late, lent, not urgent, key)
@@ -344,18 +383,18 @@ class Backlog(Struct):
         """
         if order.by_share:
             return self.queues[shares.furthest_over(self.classes[slo_class])]
-        best: tuple[int, int, str] | None = None
-        for line in self.lines:
-            ranked = line.get(slo_class)
+        best: tuple[Side, int, int, str] | None = None
+        for side in Side:
+            ranked = self.lines[side].get(slo_class)
             if ranked is None:
                 continue
             for seen, (turn, key) in enumerate(ranked.backwards()):
-                if seen == TIED or (best is not None and turn < best[0]):
+                if seen == TIED or (best is not None and (side, turn) < best[:2]):
                     break
-                place = (turn, self.queues[key].work, key)
+                place = (side, turn, self.queues[key].work, key)
                 best = place if best is None or place > best else best
         assert best is not None, f"nobody is listed in {slo_class}"
-        return self.queues[best[2]]
+        return self.queues[best[3]]
 
     def _firsts(
         self, order: Order, shares: Shares, side: Side, blocked: frozenset[ClassName]
@@ -411,7 +450,7 @@ class Backlog(Struct):
             queue.late.add(waiting.starve_at, waiting.request, waiting.work)
             return
         queue.ready.add(waiting.key, waiting.request, waiting.work)
-        if order.relegates and not order.by_start:
+        if order.relegates and not _key_is_start(order, queue):
             queue.starts.add(waiting.start, waiting.request)
 
     def _remove(self, order: Order, queue: Queue, waiting: Waiting) -> None:
@@ -419,7 +458,7 @@ class Backlog(Struct):
             queue.late.remove(waiting.starve_at, waiting.request)
             return
         queue.ready.remove(waiting.key, waiting.request)
-        if order.relegates and not order.by_start:
+        if order.relegates and not _key_is_start(order, queue):
             queue.starts.remove(waiting.start, waiting.request)
 
     @staticmethod
@@ -427,8 +466,13 @@ class Backlog(Struct):
         """Return when the first of a queue's ready requests can no longer make it."""
         first = None
         if order.relegates:
-            first = (queue.ready if order.by_start else queue.starts).first()
+            first = (queue.ready if _key_is_start(order, queue) else queue.starts).first()
         return NEVER if first is None else first[0] + 1
+
+
+def _key_is_start(order: Order, queue: Queue) -> bool:
+    """Return whether the keys of a queue's requests are their latest starts."""
+    return order.by_start and not queue.bounded
 
 
 def waiting_key(

@@ -10,6 +10,7 @@ from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import Siblings
 from headrace.policy.fairness.vtc import lifted
+from headrace.units import InstantNs
 
 LOOKED_AT = 8
 """Siblings under a newcomer's counter whose queues are looked at one by one."""
@@ -32,7 +33,9 @@ def stake(shares: Shares, way: Path, rivals: frozenset[ClassName]) -> tuple[int,
     return weights, own
 
 
-def debt(shares: Shares, way: Path, price: Price, rivals: frozenset[ClassName]) -> int:
+def debt(
+    shares: Shares, way: Path, price: Price, rivals: frozenset[ClassName], now: InstantNs
+) -> int:
     """Return the work that others get before it is such a queue's turn, were it to wait from now on.
 
     Each competing sibling below it gets what lifts it there, but no more than it has waiting. What is
@@ -44,8 +47,12 @@ def debt(shares: Shares, way: Path, price: Price, rivals: frozenset[ClassName]) 
     for step in way:
         siblings = shares.sides[Side.URGENT].get(parent)
         if siblings is not None:
-            counter = _if_joined(shares, parent, step)
-            total += _before(shares, siblings, step, counter, price, rivals) * weights // own
+            turn = _if_joined(shares, parent, step) + shares.bias(now)
+            found = _before(shares, siblings, step, turn, price, rivals)
+            known = shares.work.get(parent)  # the root's is not kept
+            if known is not None:
+                found = min(found, known - shares.work.get(step.key, 0))
+            total += found * weights // own
             others = _others(siblings, step, rivals)
             if others:
                 weights, own = weights * (step.weight + others), own * step.weight
@@ -57,12 +64,17 @@ def _others(siblings: Siblings, step: Step, rivals: frozenset[ClassName]) -> int
     """Return the weights of the siblings that compete with a node."""
     mine = siblings.marks.get(step.key)
     total = siblings.weight - (0 if mine is None else mine.weight)
-    if step.level is not Level.CLASS:
+    if step.level > Level.CLASS:
         return total
     for key, mark in siblings.marks.items():
-        if key != step.key and not is_lane(key) and class_of(key) not in rivals:
+        if key != step.key and _is_strange(step, key, rivals):
             total -= mark.weight
     return total
+
+
+def _is_strange(step: Step, sibling: str, rivals: frozenset[ClassName]) -> bool:
+    """Return whether a node's sibling is a class that is served elsewhere."""
+    return step.level <= Level.CLASS and not is_lane(sibling) and class_of(sibling) not in rivals
 
 
 def _if_joined(shares: Shares, parent: str, step: Step) -> int:
@@ -75,21 +87,20 @@ def _if_joined(shares: Shares, parent: str, step: Step) -> int:
 
 
 def _before(
-    shares: Shares, siblings: Siblings, step: Step, counter: int, price: Price,
+    shares: Shares, siblings: Siblings, step: Step, mine: int, price: Price,
     rivals: frozenset[ClassName],
 ) -> int:  # fmt: skip
-    """Return the work of the siblings that go before a node; beyond `LOOKED_AT` of them taken together."""
-    total, looked, left = 0, 0, siblings.weight
+    """Return the work of the siblings whose turns come before `mine`; the rest of many is taken together."""
+    total, looked, left = 0, 0, _others(siblings, step, rivals)
     for turn, key in siblings.fair:
-        if turn >= counter:
+        if turn >= mine:
             break
-        strange = step.level is Level.CLASS and not is_lane(key) and class_of(key) not in rivals
-        if key == step.key or strange:
+        if key == step.key or _is_strange(step, key, rivals):
             continue
         if looked == LOOKED_AT:
-            return total + price.work_ns((counter - turn) * left)
+            return total + price.work_ns((mine - turn) * left)
         weight = siblings.marks[key].weight
         looked += 1
         left -= weight
-        total += min(shares.work.get(key, 0), price.work_ns((counter - turn) * weight))
+        total += min(shares.work.get(key, 0), price.work_ns((mine - turn) * weight))
     return total

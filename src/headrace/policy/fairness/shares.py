@@ -75,8 +75,6 @@ class Shares(Struct):
     """Users with nothing waiting, idle longest first."""
     sides: tuple[dict[str, Siblings], dict[str, Siblings]] = field(default_factory=lambda: ({}, {}))
     """By inner node, its listed children."""
-    since: dict[str, int] = {}
-    """When the first request of a listed node came; kept only where turns age."""
     rules: Rules = Rules()
 
     # Counters --------------------------------------------------------------------------------
@@ -159,12 +157,14 @@ class Shares(Struct):
         for step, told in zip(way, counters, strict=True):
             if told > self.counters.get(step.key, 0):
                 self.counters[step.key] = told
+        if self.waiting:
+            self._rerank(way)
 
     def charge(self, way: Path, before: int, after: int) -> None:
         """Replace a service of `before` on a path by `after`, at every level of it."""
         if before == after:
             return
-        parent, listed = ROOT, False
+        parent = ROOT
         for step in way:
             key = step.key
             if key in self.counters:  # else a user that was forgotten meanwhile
@@ -175,12 +175,9 @@ class Shares(Struct):
                 self.lows[key] = self._mark(self.lows, step, step.minimum, before, after, clock)
             if step.maximum < MICRO:
                 self.highs[key] = self._mark(self.highs, step, step.maximum, before, after, clock)
-            listed = listed or key in self.waiting
             parent = key
-        if listed:
+        if self.waiting:
             self._rerank(way)
-        elif self.waiting:
-            self._release(way)
 
     def _mark(
         self, marks: dict[str, int], step: Step, part: int, before: int, after: int, clock: int
@@ -201,7 +198,7 @@ class Shares(Struct):
     def forget_listings(self) -> None:
         """Let nobody wait: who does must join and be listed anew."""
         self.sides = ({}, {})
-        self.waiting, self.work, self.since = {}, {}, {}
+        self.waiting, self.work = {}, {}
 
     def keep(self, declared: Callable[[str], bool]) -> None:
         """Forget the nodes that are declared no more; nothing waits there."""
@@ -231,10 +228,8 @@ class Shares(Struct):
         last = way[-1]
         parent = way[-2].key if len(way) > 1 else ROOT
         self._drop(1 - side, parent, last.key)
-        if self.rules.aging:
-            self.since[last.key] = since
         boost = share(self.rules.boost, last.weight) if boosted else 0
-        self._put(side, parent, last, self._bias(last.key) - boost)
+        self._put(side, parent, last, since, boost)
         self._rise(way)
 
     def delist(self, way: Path) -> None:
@@ -243,13 +238,14 @@ class Shares(Struct):
         parent = way[-2].key if len(way) > 1 else ROOT
         for side in Side:
             self._drop(side, parent, last.key)
-        self.since.pop(last.key, None)
         self._rise(way)
 
-    def _bias(self, key: str) -> int:
-        """Return what age puts a turn ahead: all grow alike, so that the present instant drops out."""
-        aging = self.rules.aging
-        return self.since[key] * aging // NS_PER_S if aging else 0
+    def bias(self, since: int) -> int:
+        """Return how far a turn stands behind its counter by when its request came.
+
+        All ages grow alike, so that the present instant drops out.
+        """
+        return since * self.rules.aging // NS_PER_S
 
     def _rise(self, way: Path) -> None:
         """List the inner nodes of a path by what is listed below them."""
@@ -259,45 +255,79 @@ class Shares(Struct):
             for side in Side:
                 below = self.sides[side].get(step.key)
                 if below is not None:
-                    if self.rules.aging:
-                        self._age(step.key, below)
-                    self._put(side, parent, step, self._bias(step.key))
+                    self._put(side, parent, step, self._age(step.key, below))
                 else:
                     self._drop(side, parent, step.key)
-        self._release(way)
 
-    def _age(self, key: str, below: Siblings) -> None:
-        """Let an inner node be as old as the child of it that goes next."""
+    def _age(self, key: str, below: Siblings) -> int:
+        """Return since when an inner node waits: it is as old as the child of it that goes next."""
+        if not self.rules.aging:
+            return 0
         found = below.first(self.served.get(key, 0))
         assert found is not None
-        self.since[key] = self.since[found[0]]
+        return below.marks[found[0]].since
 
-    def _rerank(self, way: Path) -> None:
-        """Rank the listed nodes of a path by their counters as they stand now."""
-        last = way[-1]
-        parent = way[-2].key if len(way) > 1 else ROOT
-        for side in Side:
-            siblings = self.sides[side].get(parent)
-            if siblings is not None and last.key in siblings.marks:
-                self._put(side, parent, last, siblings.marks[last.key].bias)
-        self._rise(way)
-
-    def _put(self, side: int, parent: str, step: Step, bias: int) -> None:
+    def _put(self, side: int, parent: str, step: Step, since: int, boost: int = 0) -> None:
         """List a node, or move it to where it stands now."""
         siblings = self.sides[side].get(parent)
         if siblings is None:
             siblings = self.sides[side][parent] = Siblings()
-        key = step.key
-        high = self.highs[key] if step.maximum < MICRO else 0
-        mark = Mark(
+        elif side == Side.URGENT and step.key not in siblings.marks:
+            self._limit(parent, step)
+        like = Mark(
             weight=step.weight,
-            turn=self.counters[key] + bias,
-            bias=bias,
-            capped=high > 0 and high > self.served.get(parent, 0),
-            high=high,
-            low=self.lows[key] if step.minimum else None,
+            turn=0,
+            bias=self.bias(since) - boost,
+            since=since,
+            high=0 if step.maximum < MICRO else None,
+            low=0 if step.minimum else None,
         )
-        siblings.put(key, step.weight, mark)
+        self._stand(siblings, parent, step.key, like)
+
+    def _limit(self, parent: str, step: Step) -> None:
+        """Bound what a lender may have back at once: what it lent longer ago than `memory` is given away.
+
+        Else whoever has lent for minutes would have everything for minutes.
+        """
+        floor = self.least(parent)
+        if floor is not None:
+            lowest = floor - share(self.rules.memory, step.weight)
+            self.counters[step.key] = max(self.counters[step.key], lowest)
+
+    def _stand(self, siblings: Siblings, parent: str, key: str, like: Mark) -> None:
+        """Rank a node by what it has had until now; the rest is as it was marked."""
+        clock = self.served.get(parent, 0)
+        high = None if like.high is None else self.highs.setdefault(key, clock)
+        mark = Mark(
+            weight=like.weight,
+            turn=self.counters[key] + like.bias,
+            bias=like.bias,
+            since=like.since,
+            capped=high is not None and high > clock,
+            high=high,
+            low=None if like.low is None else self.lows.setdefault(key, clock),
+        )
+        siblings.put(key, mark)
+
+    def _rerank(self, way: Path) -> None:
+        """Rank the listed nodes of a path by their counters as they stand now.
+
+        As they are marked, not as the path says: it may be of an earlier configuration.
+        """
+        self._release(way)
+        for at in range(len(way) - 1, -1, -1):
+            key = way[at].key
+            parent = way[at - 1].key if at else ROOT
+            for side in self.sides:
+                siblings = side.get(parent)
+                mark = None if siblings is None else siblings.marks.get(key)
+                if siblings is None or mark is None:
+                    continue
+                below = side.get(key)
+                if below is not None:
+                    mark.since = self._age(key, below)
+                    mark.bias = self.bias(mark.since)
+                self._stand(siblings, parent, key, mark)
 
     def _drop(self, side: int, parent: str, key: str) -> None:
         """Take a node off its list, if it is on one."""
@@ -387,7 +417,7 @@ class Shares(Struct):
                     band = Band.MINIMUM
                 elif mark.capped:
                     band = Band.CAPPED
-                ahead = self._bias(step.key) - mark.bias
+                ahead = self.bias(mark.since) - mark.bias
             found.append(Term(step.level, step.name, counter, least, step.weight, band, ahead))
             parent = step.key
         return tuple(found)
@@ -403,16 +433,16 @@ class Shares(Struct):
         return key
 
     def _last(self, parent: str) -> str | None:
-        best: tuple[int, int, str] | None = None
+        best: tuple[bool, int, int, str] | None = None
         for side in self.sides:
             siblings = side.get(parent)
             if siblings is None:
                 continue
-            for seen, (turn, name) in enumerate(siblings.last()):
-                if seen == TIED or (best is not None and turn < best[0]):
+            for seen, (capped, rank, name) in enumerate(siblings.last()):
+                if seen == TIED or (best is not None and (capped, rank) < best[:2]):
                     break
                 weight = siblings.marks[name].weight
-                place = (turn, self.work.get(name, 0) // weight, name)
+                place = (capped, rank, self.work.get(name, 0) // weight, name)
                 if best is None or place > best:
                     best = place
-        return None if best is None else best[2]
+        return None if best is None else best[3]

@@ -22,9 +22,12 @@ class Mark(Struct, gc=False):
     turn: int
     bias: int
     """The turn less the counter."""
+    since: int = 0
+    """When the first request below it came; kept only where turns age."""
     capped: bool = False
     """It is over its maximum."""
-    high: int = 0
+    high: int | None = None
+    """None: it has no maximum."""
     low: int | None = None
     """None: it has no minimum."""
 
@@ -64,27 +67,35 @@ class Siblings(Struct):
         found = self.fair.first()
         return None if found is None else (found[1], Band.FAIR)
 
-    def last(self) -> Iterator[tuple[int, str]]:
-        """Yield (turn, name), the one furthest over its share first."""
-        for ranked in (self.capped, self.fair):
-            for _, name in ranked.backwards():
-                yield self.marks[name].turn, name
+    def last(self) -> Iterator[tuple[bool, int, str]]:
+        """Yield (capped, rank, name), the one furthest over its share first.
 
-    def put(self, key: str, weight: int, mark: Mark) -> None:
-        """List a child, or move it to where it stands now; whether it has a minimum stays."""
+        Those over their maximum before all others; ranks compare among either.
+        """
+        for capped, ranked in ((True, self.capped), (False, self.fair)):
+            for rank, name in ranked.backwards():
+                yield capped, rank, name
+
+    def put(self, key: str, mark: Mark) -> None:
+        """List a child, or move it to where it stands now."""
         old = self.marks.get(key)
+        self.weight += mark.weight
         if old is None:
-            self.weight += weight
-            self._enter(key, mark)
-        elif old.capped or mark.capped:
-            self._unlist(key, old)
             self._enter(key, mark)
         else:
-            if mark.turn != old.turn:
-                self.fair.move(old.turn, mark.turn, key)
-            if mark.low is not None and old.low is not None and mark.low != old.low:
-                self.floors.move(old.low, mark.low, key)
+            self.weight -= old.weight
+            self._move(key, old, mark)
         self.marks[key] = mark
+
+    def _move(self, key: str, old: Mark, mark: Mark) -> None:
+        if old.capped or mark.capped or (old.low is None) is not (mark.low is None):
+            self._unlist(key, old)
+            self._enter(key, mark)
+            return
+        if mark.turn != old.turn:
+            self.fair.move(old.turn, mark.turn, key)
+        if mark.low is not None and old.low is not None and mark.low != old.low:
+            self.floors.move(old.low, mark.low, key)
 
     def drop(self, key: str) -> None:
         """Take a listed child off."""
@@ -102,7 +113,7 @@ class Siblings(Struct):
 
     def _enter(self, key: str, mark: Mark) -> None:
         if mark.capped:
-            self.capped.add(mark.high, key)
+            self.capped.add(mark.high or 0, key)
         else:
             self.fair.add(mark.turn, key)
         if mark.low is not None:
@@ -110,7 +121,7 @@ class Siblings(Struct):
 
     def _unlist(self, key: str, mark: Mark) -> None:
         if mark.capped:
-            self.capped.remove(mark.high, key)
+            self.capped.remove(mark.high or 0, key)
         else:
             self.fair.remove(mark.turn, key)
         if mark.low is not None:

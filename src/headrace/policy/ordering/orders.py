@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
 
+from headrace.model.decision import ScoreTerms
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, WorkNs
 
 
@@ -183,22 +184,6 @@ class TenantFirst(
     def key(self, place: Place) -> int:
         """Return deadline - remaining work: slack, but for the passing of time."""
         return place.latest_start
-
-
-class ScoreTerms(Struct, frozen=True, kw_only=True, gc=False):
-    """What makes up a request's score, each in seconds of GPU time; the greatest sum goes first."""
-
-    urgency: float
-    aging: float
-    service: float
-    """How far its tenant is over the one furthest under its share."""
-    interference: float
-    """What its prefill takes from running decodes."""
-
-    @property
-    def total(self) -> float:
-        """The score."""
-        return self.urgency + self.aging - self.service - self.interference
 
 
 class Score(

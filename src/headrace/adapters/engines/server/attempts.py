@@ -18,7 +18,7 @@ from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
 ABORTED = "abort"
 """Why an answer stops that was ended by its id."""
 _NOBODY, _NO_CLASS, _NEVER = TenantId("-"), ClassName("-"), InstantNs(1 << 62)
-_GAP_NS = DurationNs(80 * NS_PER_MS)  # of no consequence: nobody asks how many gaps are over it
+_GAP_NS = DurationNs(80 * NS_PER_MS)  # that of the default class: callers cannot tell another
 
 
 class Work(Struct, frozen=True, kw_only=True):
