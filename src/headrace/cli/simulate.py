@@ -17,6 +17,16 @@ from headrace.cli.errors import OK, fail
 from headrace.cli.out import show
 from headrace.model.evidence import DecisionRecord
 from headrace.policy.catalog import canonical
+from headrace.policy.ordering.orders import (
+    EarliestDeadline,
+    Fifo,
+    LeastSlack,
+    Niyama,
+    Score,
+    ShortestFirst,
+    TenantFirst,
+    VtcOrder,
+)
 from headrace.report.beside import side_by_side, tenants_beside
 from headrace.report.decisions import config_line, header_line, to_line
 from headrace.report.html import html_report
@@ -25,7 +35,7 @@ from headrace.report.summary import Summary, summarise
 from headrace.report.sweep import sweep_point
 from headrace.report.tables import render, render_summary
 from headrace.sim.experiment import simulate as run_one
-from headrace.sim.experiment import with_fifo_wait, without_control
+from headrace.sim.experiment import with_fifo_wait, with_order, without_control
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import LOAD_MAX, LOAD_MIN, Scenario, rows_of
 
@@ -37,11 +47,28 @@ class Beside(StrEnum):
     """First come first served, capacity gates only watching."""
     FIFO_WAIT = "fifo_wait"
     """The deadline gate believing in the whole backlog."""
+    FIFO = "fifo"
+    """This order, and those below, with the scenario's own gates."""
+    SJF = "sjf"
+    EDF = "edf"
+    LEAST_SLACK = "least_slack"
+    NIYAMA = "niyama"
+    VTC = "vtc"
+    TENANT_FIRST = "tenant_first"
+    SCORE = "score"
 
 
 _VARIANTS: dict[Beside, Callable[[Scenario], Scenario]] = {
     Beside.NO_CONTROL: without_control,
     Beside.FIFO_WAIT: with_fifo_wait,
+    Beside.FIFO: with_order(Fifo()),
+    Beside.SJF: with_order(ShortestFirst()),
+    Beside.EDF: with_order(EarliestDeadline()),
+    Beside.LEAST_SLACK: with_order(LeastSlack()),
+    Beside.NIYAMA: with_order(Niyama()),
+    Beside.VTC: with_order(VtcOrder()),
+    Beside.TENANT_FIRST: with_order(TenantFirst()),
+    Beside.SCORE: with_order(Score()),
 }
 
 File = Annotated[Path, Parameter(help="Scenario, YAML or JSON.")]

@@ -12,6 +12,8 @@ from headrace.model.ids import ClassName
 from headrace.units import MICRO
 
 ROOT = ""
+SEPARATOR = "\x1f"
+"""Between the names in a key: no name has it."""
 
 
 class Level(IntEnum):
@@ -89,22 +91,22 @@ def path(*links: Link) -> Path:
 def step_down(way: Path, link: Link) -> Path:
     """Return a way with one more node at its end."""
     # The level tells apart what may share a name: a tenant and an organisation, say.
-    key = f"{way[-1].key if way else ROOT}\x1f{int(link.level)}{link.name}"
+    key = f"{way[-1].key if way else ROOT}{SEPARATOR}{int(link.level)}{link.name}"
     step = Step(link.level, link.name, key, link.weight, link.minimum, link.maximum)
     return (*way, step)
 
 
 def is_lane(key: str) -> bool:
     """Return whether a node is a lane."""
-    return key.startswith(_LANE) and "\x1f" not in key[1:]
+    return key.startswith(_LANE) and SEPARATOR not in key[1:]
 
 
-_LANE = f"\x1f{int(Level.LANE)}"
+_LANE = f"{SEPARATOR}{int(Level.LANE)}"
 
 
 def class_of(key: str) -> ClassName:
     """Return the name of the class that a class's node stands for."""
-    return ClassName(key[key.rindex("\x1f") + 2 :])
+    return ClassName(key[key.rindex(SEPARATOR) + 2 :])
 
 
 def tenant_key(way: Path) -> str:

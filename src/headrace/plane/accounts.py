@@ -59,8 +59,8 @@ class Served(Struct):
         self.uncached += tokens[0]
         self.cached += tokens[1]
         self.output += tokens[2]
-        self.service += service
-        self.weighted += weighted
+        self.service = min(SUM_MAX, self.service + service)
+        self.weighted = min(SUM_MAX, self.weighted + weighted)
 
 
 class Accounts(Struct):

@@ -25,7 +25,7 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.paths import Level, Link, Path, path, step_down
+from headrace.model.paths import SEPARATOR, Level, Link, Path, path, step_down
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
@@ -111,7 +111,7 @@ class Resolved:
         known = (self.lanes, self.classes, self.organisations, self.tenants)
         return all(
             level == Level.USER or name in known[level]
-            for level, name in ((int(each[0]), each[1:]) for each in key.split("\x1f")[1:])
+            for level, name in ((int(each[0]), each[1:]) for each in key.split(SEPARATOR)[1:])
         )
 
     def _rules(self, price: Price) -> Rules:

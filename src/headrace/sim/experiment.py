@@ -13,7 +13,7 @@ from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.costs import TokenCost, revision
-from headrace.policy.ordering.orders import Fifo
+from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
 from headrace.sim.engines import Node
@@ -62,11 +62,12 @@ def simulate(  # noqa: PLR0913 - what may be looked at
 def describe(scenario: Scenario) -> str:
     """Return a policy in a few words."""
     deployment = scenario.deployment
-    order = "fifo" if isinstance(deployment.ordering, Fifo) else "tenant_first"
+    order = deployment.ordering.__struct_config__.tag
     gates = "on" if deployment.admission.mode is GateMode.ENFORCE else "off"
     wait = ", fifo wait" if deployment.admission.wait is Wait.FIFO else ""
     cost = deployment.fairness.cost
-    counted = "" if order == "fifo" or cost == TokenCost() else f", {revision(cost)}"
+    shared = deployment.ordering.by_share
+    counted = "" if not shared or cost == TokenCost() else f", {revision(cost)}"
     return f"{order}, gates {gates}{wait}{counted}"
 
 
@@ -92,6 +93,15 @@ def with_fifo_wait(scenario: Scenario) -> Scenario:
     """Return the scenario with the deadline gate believing in the whole backlog."""
     gates = replace(scenario.deployment.admission, wait=Wait.FIFO)
     return replace(scenario, deployment=replace(scenario.deployment, admission=gates))
+
+
+def with_order(ordering: Ordering) -> Callable[[Scenario], Scenario]:
+    """Return what gives a scenario another order, all else being equal."""
+
+    def other(scenario: Scenario) -> Scenario:
+        return replace(scenario, deployment=replace(scenario.deployment, ordering=ordering))
+
+    return other
 
 
 class Sampler:

@@ -23,11 +23,15 @@ from enum import IntEnum
 from msgspec import Struct, field
 
 from headrace.model.ids import ClassName
-from headrace.model.paths import ROOT, Band, Level, Path, Step, Term, class_of, is_lane
+from headrace.model.paths import ROOT, SEPARATOR, Band, Level, Path, Step, Term, class_of, is_lane
 from headrace.policy.fairness.siblings import TIED, Mark, Siblings
 from headrace.policy.fairness.vtc import lifted, share
 from headrace.units import MICRO, NS_PER_S, DurationNs
 
+SINK_AT = 1 << 60
+"""Service at which counters are brought down: far from 2^63, and some days of a large fleet."""
+SUNK = 1 << 50
+"""Where they are brought to: more than all requests in flight may give back."""
 USERS = 65_536
 """Users that are remembered while nothing of theirs waits; beyond, the one idle longest is forgotten."""
 
@@ -178,6 +182,35 @@ class Shares(Struct):
             parent = key
         if self.waiting:
             self._rerank(way)
+        if self.served[ROOT] > SINK_AT:
+            self._sink()
+
+    def _sink(self) -> None:
+        """Take from all counters and clocks what they have in common: only differences count.
+
+        A journal's numbers have 64 bits, and a hundred busy replicas would fill them in weeks. Idle
+        nodes that stand below those that wait come up, as they would on their return.
+        """
+        children: dict[str, list[str]] = {}
+        for key in self.counters:
+            children.setdefault(key[: key.rindex(SEPARATOR)], []).append(key)
+        for parent, keys in children.items():
+            floor = self.least(parent)
+            if floor is None:
+                floor = min(self.counters[key] for key in keys)
+            taken = max(0, floor - 2 * SUNK)
+            for key in keys:
+                kept = self.counters[key] - taken
+                self.counters[key] = max(kept, SUNK) if taken else kept
+            passed = max(0, self.served.get(parent, 0) - SUNK)
+            if passed:
+                self.served[parent] = SUNK
+            for marks in (self.lows, self.highs):
+                for key in marks.keys() & set(keys):
+                    marks[key] -= passed
+            for side in self.sides:
+                if parent in side:
+                    side[parent] = side[parent].shifted(taken, passed)
 
     def _mark(
         self, marks: dict[str, int], step: Step, part: int, before: int, after: int, clock: int

@@ -7,6 +7,7 @@ the parent's clock, no tree.
 from collections.abc import Iterator
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.model.paths import Band
 from headrace.policy.fairness.ranked import Ranked
@@ -102,6 +103,15 @@ class Siblings(Struct):
         mark = self.marks.pop(key)
         self.weight -= mark.weight
         self._unlist(key, mark)
+
+    def shifted(self, turn: int, clock: int) -> "Siblings":
+        """Return the same with all turns and all clocks set back by so much."""
+        moved = Siblings()
+        for key, mark in self.marks.items():
+            high = None if mark.high is None else mark.high - clock
+            low = None if mark.low is None else mark.low - clock
+            moved.put(key, replace(mark, turn=mark.turn - turn, high=high, low=low))
+        return moved
 
     def release(self, clock: int) -> None:
         """Let those back that others' service has brought within their maximum."""
