@@ -12,7 +12,8 @@ from headrace.model.ids import ClassName
 from headrace.model.paths import Path
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
 from headrace.policy.fairness.costs import Linear
-from headrace.policy.fairness.shares import Shares
+from headrace.policy.fairness.shares import Rules, Shares
+from headrace.policy.fairness.vtc import MEMORY_TOKENS
 from headrace.policy.ordering.orders import Order, Place
 from headrace.replica.stream import Stream
 from headrace.units import InstantNs, WorkNs
@@ -39,7 +40,8 @@ class Turns:
     def __init__(self, order: Order, rates: Linear, token_ns: int) -> None:
         """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
         self._order, self._rates, self._token_ns = order, rates, token_ns
-        self._shares, self._backlog = Shares(), Backlog()
+        rules = Rules(memory=rates.amount(round(MEMORY_TOKENS), 0, 0))
+        self._shares, self._backlog = Shares(rules=rules), Backlog()
         self._streams: dict[int, Stream] = {}
         self._decoding: dict[str, Decoding] = {}
 

@@ -317,8 +317,7 @@ class Backlog(Struct):
         for side in Side:
             found: list[str] = []
             for first in shares.queues(side, blocked):
-                slo_class = self.queues[first].slo_class
-                found += shares.lowest(side, self.classes[slo_class], most)
+                found += shares.lowest(side, class_key(self.queues[first].way), most)
             if found:
                 return tuple(found)
         return ()
