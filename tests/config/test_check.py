@@ -68,6 +68,89 @@ WRONG = {
             )
         ],
     ),
+    "two lanes and two organisations of one name": (
+        "- name: t",
+        "- name: t\n  lanes: [{name: l}, {name: l}]\n  organisations: [{name: o}, {name: o}]",
+        [
+            "d:10: lane `l` is already at `$.deployment.lanes[0].name` at `$.deployment.lanes[1].name`",
+            (
+                "d:11: organisation `o` is already at `$.deployment.organisations[0].name` "
+                "at `$.deployment.organisations[1].name`"
+            ),
+        ],
+    ),
+    "a class in two lanes": (
+        "- name: t",
+        (
+            "- name: t\n  lanes: [{name: l}, {name: k}]\n  classes:\n    - {name: c, lane: l}\n"
+            "    - {name: c, lane: k}"
+        ),
+        [
+            "d:13: class `c` is already at `$.deployment.classes[0].name` at `$.deployment.classes[1].name`"
+        ],
+    ),
+    "a lane and an organisation that are none": (
+        "- name: t",
+        (
+            "- name: t\n      organisation: acmee\n  organisations: [{name: acme}]\n"
+            "  lanes: [{name: admin}]\n  classes:\n    - {name: c, lane: admn}"
+        ),
+        [
+            "d:10: unknown organisation `acmee`: did you mean `acme`? at `$.deployment.tenants[0].organisation`",
+            "d:14: unknown lane `admn`: did you mean `admin`? at `$.deployment.classes[0].lane`",
+        ],
+    ),
+    "a minimum above its maximum": (
+        "- name: t",
+        (
+            "- name: t\n      minimum: 0.3\n      maximum: 0.2\n  lanes: [{name: l, maximum: 0.1, minimum: 0.11}]\n"
+            "  classes: [{name: c, lane: l, maximum: 0.5, minimum: 0.6}]\n"
+            "  organisations: [{name: o, minimum: 1, maximum: 0.5}]"
+        ),
+        [
+            "d:10: 0.3 is above the maximum, 0.2 at `$.deployment.tenants[0].minimum`",
+            "d:12: 0.11 is above the maximum, 0.1 at `$.deployment.lanes[0].minimum`",
+            "d:13: 0.6 is above the maximum, 0.5 at `$.deployment.classes[0].minimum`",
+            "d:14: 1 is above the maximum, 0.5 at `$.deployment.organisations[0].minimum`",
+        ],
+    ),
+    "minimums of lanes and classes of more than there is": (
+        "- name: t",
+        (
+            "- name: t\n  lanes:\n    - {name: l, minimum: 0.5}\n    - {name: k}\n  classes:\n"
+            "    - {name: a, minimum: 0.3}\n    - {name: b, minimum: 0.3}\n"
+            "    - {name: c, lane: k, minimum: 0.7}\n    - {name: d, lane: k, minimum: 0.4}"
+        ),
+        [
+            (
+                "d:15: minimums of lanes and classes add up to 1.1, of 1 that there is "
+                "at `$.deployment.classes[1].minimum`"
+            ),
+            (
+                "d:17: minimums in lane `k` add up to 1.1, of 1 that there is "
+                "at `$.deployment.classes[3].minimum`"
+            ),
+        ],
+    ),
+    "minimums of organisations and tenants of more than there is": (
+        "- name: t",
+        (
+            "- {name: t, minimum: 0.6}\n    - {name: u, minimum: 0.5, organisation: o}\n"
+            "    - {name: v, minimum: 0.6, organisation: o}\n"
+            "    - {name: w, minimum: 0.1, classes: [batch]}\n"
+            "  organisations: [{name: o, minimum: 0.35}]"
+        ),
+        [
+            (
+                "d:11: minimums in organisation `o`, class `interactive` add up to 1.1, of 1 that there is "
+                "at `$.deployment.tenants[2].minimum`"
+            ),
+            (
+                "d:13: minimums in class `batch` add up to 1.05, of 1 that there is "
+                "at `$.deployment.organisations[0].minimum`"
+            ),
+        ],
+    ),
     "an engine called as one without a name": (
         "- name: t",
         "- name: t\nupstreams:\n- {url: 'http://h', pool: p}\n- {url: 'http://i', pool: p, name: p-0}",
@@ -275,6 +358,14 @@ DOUBTFUL = {
     "an engine with the name that it would have": (
         "- name: t",
         "- name: t\nupstreams: [{url: 'http://[::1]:80/v1', pool: p, name: p-0}]",
+        [],
+    ),
+    "minimums of all that there is, and of classes that not all may use": (
+        "- name: t",
+        (
+            "- {name: t, minimum: 0.6, classes: [batch]}\n    - {name: u, minimum: 0.9, classes: [interactive]}\n"
+            "    - {name: v, minimum: 0.1}\n  organisations: [{name: o, minimum: 0.9}]"
+        ),
         [],
     ),
     "open to this machine": (

@@ -11,6 +11,7 @@ from headrace.policy.fairness.backlog import NONE, Backlog
 from headrace.policy.fairness.shares import Shares
 from headrace.policy.routing.seconds import is_open
 from headrace.units import InstantNs
+from tests.policy.fairness.sound import shares_are_sound
 
 
 def hold(plane: Plane, now: InstantNs) -> None:
@@ -21,6 +22,8 @@ def hold(plane: Plane, now: InstantNs) -> None:
     quotas_are_their_holds(state)
     for model, known in state.models.items():
         backlog_is_what_waits(known, state.ledger.shares[model], state.live)
+        if plane.settings.order.by_share:
+            shares_are_sound(state.ledger.shares[model], known.backlog)
         fleet_is_consistent(state, known)
     queued = {i for i, live in state.live.items() if live.phase is Phase.QUEUED}
     waiting = {i for known in state.models.values() for i in waits(known.backlog)}

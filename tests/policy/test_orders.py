@@ -26,10 +26,11 @@ from headrace.policy.ordering.orders import (
 )
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade
+from headrace.replica.turns import LATE_NS
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, WorkNs, ms, seconds
 from tests.plane.scenes import Driver, config, patient
 from tests.plane.scenes import small as small_h100
-from tests.replica.scenes import engine, job, small
+from tests.replica.scenes import engine, job, run_to, small
 
 ALL: tuple[Ordering, ...] = (
     Fifo(),
@@ -203,6 +204,45 @@ def test_the_shortest_first_starve_a_long_request(order: Ordering, place: int) -
         for nth in islice(coming, len(started)):
             made.submit(asked(nth, 64, "many"), due)
     assert found[1:].index(9) == place
+
+
+def test_what_is_late_starts_in_the_end_whoever_else_keeps_coming() -> None:
+    """It had its turn at the gateway; here it lets others pass for ten seconds."""
+    made = busy_engine(TenantFirst())
+    made.submit(job(2, 64, 1, tenant="late", deadline=0, relegated=True), InstantNs(0))
+    coming, late_at = iter(range(100, 10_000)), None
+    made.submit(asked(next(coming), 64, "many"), InstantNs(0))
+    while late_at is None:
+        due = made.next_event()
+        assert due is not None
+        started = [one for one in made.advance(due) if isinstance(one, FirstTokenMade)]
+        late_at = next((due for one in started if one.attempt == 2), None)
+        for nth in islice(coming, len(started)):
+            made.submit(job(nth, 64, 1, tenant="many", deadline=due + 5 * NS_PER_S), due)
+    assert LATE_NS < late_at < LATE_NS + 10**9 * 5 // 100
+
+
+@pytest.mark.parametrize("running", [1, 2])
+def test_jumps_do_not_pass_over_the_end_of_that(running: int) -> None:
+    """Steps taken one by one and all at once give the same log, while turns change by time alone."""
+    logs = []
+    for jumps in (True, False):
+        made = engine(
+            small(4_096, budget=2_048, running=running),
+            ChunkedPrefill(),
+            jumps=jumps,
+            ordering=TenantFirst(),
+        )
+        for nth, tenant in enumerate(("a", "b")[:running]):
+            made.submit(job(1 + nth, 64, 2_200 - 300 * nth, tenant=tenant), InstantNs(0))
+        late = [job(10 + nth, 64, 20, tenant=f"late-{nth}", relegated=True) for nth in range(3)]
+        rest = [job(20 + nth, 64, 40, tenant="many", deadline=60 * NS_PER_S) for nth in range(9)]
+        for one in (*late, *rest):
+            made.submit(one, InstantNs(0))
+        logs.append(run_to(made, 100 * NS_PER_S))
+    assert logs[0] == logs[1]
+    started = [one.attempt for _, one in logs[0] if isinstance(one, FirstTokenMade)][running:]
+    assert started[0] in {10, 11, 12}, "by then they have let others pass for long enough"
 
 
 # At the gateway ------------------------------------------------------------------------------

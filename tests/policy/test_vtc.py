@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policy.fairness.vtc import lifted, share
+from headrace.policy.fairness.costs import TokenCost
+from headrace.policy.fairness.vtc import Vtc, lifted, share
+from headrace.units import MICRO
+from tests.plane.scenes import H100
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,19 @@ def test_a_tenant_back_from_idle_has_earned_no_credit(
 @given(st.integers(0), st.none() | st.integers(0), st.none() | st.integers(0))
 def test_a_counter_is_never_lowered(own: int, least: int | None, last: int | None) -> None:
     assert lifted(own, least, last) >= own
+
+
+def test_exceptions_are_told_in_tokens_and_counted_in_service() -> None:
+    weighed = TokenCost(input_weight=2)
+    price = Vtc(cost=weighed).price("m", H100)
+    asked = Vtc(aging_tokens_per_s=3, boost_tokens=500, memory_tokens=10, cost=weighed)
+    assert asked.exceptions(price) == (6 * MICRO, 1_000 * MICRO, 20 * MICRO)
+    assert Vtc().exceptions(price)[:2] == (0, 0), "none by default"
+
+
+@given(st.integers(1, 10**12), st.integers(1, 100), st.integers(0, 10**12))
+def test_a_share_is_whole_and_never_more_than_its_part(
+    service: int, weight: int, more: int
+) -> None:
+    assert 0 <= service - share(service, weight) * weight < weight
+    assert share(service + more, weight) >= share(service, weight)

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
-from headrace.model.deployment import PoolSpec
+from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, PoolSpec, TenantSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.costs import MoneyCost
-from headrace.units import NS_PER_MS, PS_PER_NS, ms
+from headrace.units import MICRO, NS_PER_MS, PS_PER_NS, ms
 
 _COMPARED_MAX = 1_000
 """Most names that a wrong one is compared with."""
@@ -64,6 +64,8 @@ def _unique(settings: Settings) -> Iterator[Problem]:
     for word, path, names in (
         ("pool", f"{at}.pools", [one.name for one in plane.pools]),
         ("class", f"{at}.classes", [one.name for one in plane.classes]),
+        ("lane", f"{at}.lanes", [one.name for one in plane.lanes]),
+        ("organisation", f"{at}.organisations", [one.name for one in plane.organisations]),
         ("tenant", f"{at}.tenants", [one.name for one in plane.tenants]),
         ("SLO", f"{at}.slos", [one.name for one in plane.slos]),
         ("upstream", "$.upstreams", [one.name or "" for one in settings.upstreams if one.name]),
@@ -109,8 +111,14 @@ def _references(settings: Settings) -> Iterator[Problem]:
         yield from _unknown(f"{at}.model", "model", pool.model, models)
         for j, name in enumerate(pool.classes):
             yield from _unknown(f"{at}.classes[{j}]", "class", name, classes)
+    lanes = {one.name: None for one in plane.lanes}
+    for i, spec in enumerate(plane.classes):
+        yield from _unknown(f"$.deployment.classes[{i}].lane", "lane", spec.lane, lanes)
+    organisations = {one.name: None for one in plane.organisations}
     for i, tenant in enumerate(plane.tenants):
         at = f"$.deployment.tenants[{i}]"
+        whose = tenant.organisation
+        yield from _unknown(f"{at}.organisation", "organisation", whose, organisations)
         for j, name in enumerate(tenant.models):
             yield from _unknown(f"{at}.models[{j}]", "model", name, models)
         for j, name in enumerate(tenant.classes):
@@ -237,6 +245,73 @@ def _pools(settings: Settings) -> Iterator[Problem]:
                 f"model `{pool.model}` is of revision `{own}`: whoever asks for it is sent here too "
                 f"and gets `{pool.revision}`",
             )
+
+
+def _parts(settings: Settings) -> Iterator[Problem]:
+    """Refuse parts that cannot be had: a minimum above its maximum, or minimums of more than there is."""
+    plane = settings.deployment
+    for word in ("lanes", "classes", "organisations", "tenants"):
+        one: LaneSpec | ClassSpec | OrganisationSpec | TenantSpec
+        for i, one in enumerate(getattr(plane, word)):
+            if one.minimum > one.maximum:
+                yield Problem(
+                    path=f"$.deployment.{word}[{i}].minimum",
+                    message=f"{one.minimum:g} is above the maximum, {one.maximum:g}",
+                )
+    told: set[str] = set()
+    for where, minimums in _minimums(plane):
+        total = sum(round(minimum * MICRO) for _, minimum in minimums)
+        if total > MICRO and minimums[-1][0] not in told:
+            told.add(minimums[-1][0])
+            yield Problem(
+                path=minimums[-1][0],
+                message=f"minimums {where} add up to {total / MICRO:g}, of 1 that there is",
+            )
+
+
+_Minimums = list[tuple[str, float]]
+"""Of nodes that share one part: where each is declared, and what it is."""
+
+
+def _minimums(plane: PlaneConfig) -> Iterator[tuple[str, _Minimums]]:
+    """Yield the minimums of each set of siblings in the tree of shares, where there are any."""
+    at = "$.deployment"
+    lanes = [(f"{at}.lanes[{i}].minimum", one.minimum) for i, one in enumerate(plane.lanes)]
+    groups: dict[str | None, _Minimums] = {None: [one for one in lanes if one[1]]}
+    for i, spec in enumerate(plane.classes):
+        if spec.minimum:
+            found = groups.setdefault(spec.lane, [])
+            found.append((f"{at}.classes[{i}].minimum", spec.minimum))
+    for lane, minimums in groups.items():
+        if minimums:
+            yield "of lanes and classes" if lane is None else f"in lane `{lane}`", minimums
+    for spec in plane.classes:
+        yield from _tenant_minimums(plane, spec.name)
+
+
+def _tenant_minimums(plane: PlaneConfig, slo_class: str) -> Iterator[tuple[str, _Minimums]]:
+    """Yield the minimums of a class's organisations and tenants, and of each organisation's tenants."""
+    at = "$.deployment"
+    index = {one.name: i for i, one in enumerate(plane.organisations)}
+    groups: dict[str | None, _Minimums] = {}
+    there: set[str] = set()
+    for i, tenant in enumerate(plane.tenants):
+        whose = tenant.organisation
+        if tenant.classes and slo_class not in tenant.classes:
+            continue
+        if whose in index:
+            there.add(whose)
+        if tenant.minimum:
+            minimum = (f"{at}.tenants[{i}].minimum", tenant.minimum)
+            groups.setdefault(whose, []).append(minimum)
+    for name in sorted(there, key=index.__getitem__):
+        spec = plane.organisations[index[name]]
+        if spec.minimum:
+            minimum = (f"{at}.organisations[{index[name]}].minimum", spec.minimum)
+            groups.setdefault(None, []).append(minimum)
+    for whose, minimums in groups.items():
+        where = "" if whose is None else f"organisation `{whose}`, "
+        yield f"in {where}class `{slo_class}`", minimums
 
 
 def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Problem]:
@@ -368,6 +443,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _objectives,
     _supply,
     _pools,
+    _parts,
     _proportion,
     _exposure,
     _admin,

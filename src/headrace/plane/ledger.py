@@ -221,9 +221,7 @@ class Ledger(Struct):
 
     def pass_by(self, model: ModelName, way: Path) -> None:
         """Lift a queue that is backlogged for this one moment: its request goes at once."""
-        shares = self.shares[model]
-        shares.join(way)
-        shares.leave(way)
+        self.shares[model].pass_by(way)
 
     def rebase(self, model: ModelName, price: Price) -> None:
         """Start a model's counters anew under another cost: they hold what is in flight, no more.

@@ -16,8 +16,11 @@ from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.fairness.vtc import MEMORY_TOKENS
 from headrace.policy.ordering.orders import Order, Place
 from headrace.replica.stream import Stream
-from headrace.units import InstantNs, WorkNs
+from headrace.units import InstantNs, WorkNs, later, seconds
 
+LATE_NS = seconds(10)
+"""Longest that a request past its latest start lets others pass here: it has had its turn before. 10 s: what
+hopes for less than that in the gateway's queue lends no turn there either."""
 _ANY = ClassName("")
 
 
@@ -72,12 +75,18 @@ class Turns:
             start=start,
             work=stream.target,
             prefill_ns=stream.target * self._token_ns,
-            starve_at=InstantNs(NEVER + serial),
+            starve_at=self._starve_at(stream),
             late=job.relegated,
         )
         self._streams[serial] = stream
         self._backlog.add(order, self._shares, stream.way, job.tenant, _ANY, waiting)
         self._refresh(stream.way[-1].key, now)
+
+    def _starve_at(self, stream: Stream) -> InstantNs:
+        """Return until when a stream lets others pass; in one line for everybody it does so for ever."""
+        if self._order.by_share and self._order.relegates:
+            return later(stream.arrived_at, LATE_NS)
+        return InstantNs(NEVER + stream.serial)
 
     def head(self, now: InstantNs, steps: int) -> Stream | None:
         """Return the stream to start next, at a boundary after so many steps of the decodes."""

@@ -134,3 +134,19 @@ class Line:
 
     def counter(self, way: Path) -> int:
         return self.shares.counter(way[-1].key)
+
+
+def busy(line: Line, ways: tuple[Path, ...], turns: int, service: int = 1_000) -> list[Path]:
+    """Give so many turns while something waits on each of these ways; return whose they were."""
+    for way in ways:
+        while way[-1].key not in line.backlog.queues or line.backlog.queues[way[-1].key].size < 2:
+            line.add(way, 5)
+    found = []
+    for _ in range(turns):
+        found.append(line.serve(service))
+        line.add(found[-1], 5)
+    return found
+
+
+def parts(turns: list[Path], ways: tuple[Path, ...]) -> list[float]:
+    return [turns.count(way) / len(turns) for way in ways]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headrace.model.decision import ScoreTerms
 from headrace.model.ids import ClassName, RequestId, TenantId
-from headrace.model.paths import ROOT, Path, Term, class_key, tenant_key
+from headrace.model.paths import ROOT, Level, Path, Term, class_key, tenant_key
 from headrace.policy.fairness.ranked import Ranked
 from headrace.policy.fairness.shares import Shares, Side
 from headrace.policy.fairness.siblings import TIED
@@ -317,7 +317,10 @@ class Backlog(Struct):
         for side in Side:
             found: list[str] = []
             for first in shares.queues(side, blocked):
-                found += shares.lowest(side, class_key(self.queues[first].way), most)
+                way = self.queues[first].way
+                if way[0].level > Level.CLASS:  # no classes: all queues stand side by side
+                    return tuple(shares.lowest(side, ROOT, most))
+                found += shares.lowest(side, class_key(way), most)
             if found:
                 return tuple(found)
         return ()

@@ -55,7 +55,8 @@ class Rules(Struct, frozen=True, kw_only=True, gc=False):
     boost_ns: DurationNs = DurationNs(0)
     """Slack below which that begins."""
     memory: int = 1 << 40
-    """Service beyond a minimum or maximum that is remembered: an excess older than this is forgiven."""
+    """Service beyond a minimum or maximum that is remembered, and most of what was lent that a lender has
+    back: an excess older than this is forgiven, and a loan given away."""
 
 
 class Shares(Struct):
@@ -114,6 +115,20 @@ class Shares(Struct):
         if last.level is Level.USER and not self.waiting.get(last.key):
             self._idle(last.key)
 
+    def pass_by(self, way: Path) -> None:
+        """Let a queue's request go at once where nothing waits: as if it had joined and left."""
+        assert not self.waiting, "somebody waits"
+        parent, last_out = ROOT, self.last_out
+        for step in way:
+            key = step.key
+            if last_out.get(parent) != key or step.minimum or step.maximum < MICRO:
+                self._lift(parent, step)
+                last_out[parent] = key
+            parent = key
+        if way[-1].level is Level.USER:
+            self.idle_users.pop(parent, None)
+            self._idle(parent)
+
     def _idle(self, key: str) -> None:
         """Remember an idle user, and forget the one that has been idle longest if there are many."""
         self.idle_users[key] = None
@@ -121,6 +136,7 @@ class Shares(Struct):
             gone = next(iter(self.idle_users))
             del self.idle_users[gone]
             self.counters.pop(gone, None)
+            self.last_out = {parent: key for parent, key in self.last_out.items() if key != gone}
 
     def _lift(self, parent: str, step: Step) -> None:
         key = step.key

@@ -33,9 +33,9 @@ class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     boost_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 200.0
     """Slack below which `boost_tokens` count. 200: the last moment at which a turn still helps."""
     memory_tokens: Annotated[float, Meta(gt=0, le=1_000_000_000)] = MEMORY_TOKENS
-    """Input tokens beyond a minimum or maximum that are held against a node, at that share, and of lent
-    turns that are made up for. 20,000: about two seconds of an 8B replica, at most 4 % of a share over a
-    minute (100,000: 13 %); what was used while nobody else wanted it is forgiven as fast."""
+    """Input tokens beyond a minimum or maximum that are held against a node, at that share, and most of what
+    it lent that it has back. 20,000: about two seconds of an 8B replica, so that nobody is shut out for
+    longer, and at most 4 % of a share over a minute (100,000: 13 %)."""
 
     revision: str = "vtc-1"
 
