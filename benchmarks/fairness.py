@@ -50,6 +50,8 @@ COST = TokenCost(input_weight=INPUT_WEIGHT, output_weight=OUTPUT_WEIGHT)
 PREFILL_RATE = 6_500
 """Prompt tokens/s by which a request is found hopeless (recipe B6)."""
 LEND_AFTER_NS = seconds(10.0)
+NEVER_LATE_NS = seconds(86_400.0)
+"""How long hopeless work lets others pass: there is no gateway here that ends it instead."""
 ORDERS: dict[str, Ordering] = {
     "fifo": Fifo(),
     "sjf": ShortestFirst(),
@@ -73,6 +75,7 @@ def started(engine: Engine, order: str, *, fast_forward: bool = True) -> Replica
         ordering=ORDERS[order],
         rates=token_rates(COST, engine.profile),
         token_ns=NS_PER_S // PREFILL_RATE,
+        late_ns=NEVER_LATE_NS,
         fast_forward=fast_forward,
         rules=engine.rules,
     )

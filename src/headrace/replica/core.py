@@ -23,7 +23,7 @@ from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.turns import Turns
+from headrace.replica.turns import LATE_NS, Turns
 from headrace.units import (
     BLOCK_TOKENS,
     MICRO,
@@ -54,6 +54,7 @@ class Replica:
         ordering: Ordering = FIRST_COME,
         rates: Linear | None = None,
         token_ns: int | None = None,
+        late_ns: DurationNs = LATE_NS,
         noise_seed: int = 0,
         noise_ppm: int = 0,
         fast_forward: bool = True,
@@ -63,7 +64,8 @@ class Replica:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
         `ordering`: who starts first; `rates`: what served tokens cost in its counters, the profile's cost
-        ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None.
+        ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None;
+        `late_ns`: longest that a request past its latest start lets others pass.
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
         `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
         """
@@ -79,6 +81,7 @@ class Replica:
             ordering,
             rates or token_rates(TokenCost(), profile),
             profile.prompt_token_ns() if token_ns is None else token_ns,
+            late_ns,
         )
         self._batch = Batch(self._blocks, batching, turns, rules)
         self._serial = 0

@@ -16,7 +16,7 @@ from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.fairness.vtc import MEMORY_TOKENS
 from headrace.policy.ordering.orders import Order, Place
 from headrace.replica.stream import Stream
-from headrace.units import InstantNs, WorkNs, later, seconds
+from headrace.units import DurationNs, InstantNs, WorkNs, later, seconds
 
 LATE_NS = seconds(10)
 """Longest that a request past its latest start lets others pass here: it has had its turn before. 10 s: what
@@ -38,11 +38,15 @@ class Decoding:
 class Turns:
     """Waiting streams in the order's line, ties by submission, and the counters behind it."""
 
-    __slots__ = ("_backlog", "_decoding", "_order", "_rates", "_shares", "_streams", "_token_ns")
+    __slots__ = (
+        "_backlog", "_decoding", "_late_ns", "_order", "_rates", "_shares", "_streams", "_token_ns",
+    )  # fmt: skip
 
-    def __init__(self, order: Order, rates: Linear, token_ns: int) -> None:
-        """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
-        self._order, self._rates, self._token_ns = order, rates, token_ns
+    def __init__(
+        self, order: Order, rates: Linear, token_ns: int, late_ns: DurationNs = LATE_NS
+    ) -> None:
+        """Start empty. `token_ns`: what a prompt token takes, for latest starts; `late_ns`: LATE_NS."""
+        self._order, self._rates, self._token_ns, self._late_ns = order, rates, token_ns, late_ns
         rules = Rules(memory=rates.amount(round(MEMORY_TOKENS), 0, 0))
         self._shares, self._backlog = Shares(rules=rules), Backlog()
         self._streams: dict[int, Stream] = {}
@@ -85,7 +89,7 @@ class Turns:
     def _starve_at(self, stream: Stream) -> InstantNs:
         """Return until when a stream lets others pass; in one line for everybody it does so for ever."""
         if self._order.by_share and self._order.relegates:
-            return later(stream.arrived_at, LATE_NS)
+            return later(stream.arrived_at, self._late_ns)
         return InstantNs(NEVER + stream.serial)
 
     def head(self, now: InstantNs, steps: int) -> Stream | None:
