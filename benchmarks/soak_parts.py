@@ -331,7 +331,11 @@ class Served:
 
     async def metrics(self) -> bytes:
         """Return what Prometheus would be told."""
-        return await self._read("/metrics")
+        return await self._read(self._admin, "/metrics")
+
+    async def alive(self) -> None:
+        """Have it answer as soon as its loop comes to it."""
+        await self._read(self.address, "/livez")
 
     async def held(self) -> dict[str, float]:
         """Return everything that somebody still holds; nothing, once all are gone."""
@@ -348,10 +352,10 @@ class Served:
         return {word: amount for word, amount in found.items() if amount}
 
     async def _shown(self, path: str) -> Any:
-        return json.loads(await self._read(path))
+        return json.loads(await self._read(self._admin, path))
 
-    async def _read(self, path: str) -> bytes:
-        reader, writer = await asyncio.open_connection(*self._admin)
+    async def _read(self, place: tuple[str, int], path: str) -> bytes:
+        reader, writer = await asyncio.open_connection(*place)
         try:
             writer.write(b"GET %s HTTP/1.0\r\nhost: 127.0.0.1\r\n\r\n" % path.encode())
             return (await reader.read()).partition(_MESSAGE_END)[2]

@@ -45,7 +45,7 @@ def served(small: float, large: float) -> list[Look]:
 
 
 def run_of(looks: list[Look], lag_ms: float = 1.0) -> Seen:
-    return Seen(looks=looks, lag_ms=lag_ms, scrape_ms=2.0)
+    return Seen(looks=looks, lag_ms=1.0, gateway_ms=lag_ms)
 
 
 def test_a_scrape_is_read_as_the_gateway_writes_it() -> None:

@@ -138,7 +138,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     output_p50: Tokens
     gap_ns: DurationNs
     turn: tuple[Term, ...]
-    """Why it was its turn, from the root of the share tree down; empty where an order knows no shares."""
+    """Why it was its turn, from the root of the share tree down; empty if nobody waited, or where an order
+    knows no shares."""
     score: ScoreTerms | None
     """What made it score highest, where turns go by scores."""
     cost: str

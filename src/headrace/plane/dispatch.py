@@ -158,7 +158,9 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
     views, rest = _open_views(m, known, live, now)
     if not views:
         return False
-    terms = turn_terms(m, known, live, turn)
+    terms: tuple[Term, ...] = ()
+    if known.backlog.size > 1:  # alone, it has nobody to go before
+        terms = known.backlog.terms(settings.order, m.shares(live.model), turn.queue)
     evidence = RouteEvidence(
         blocks=live.demand.kv_blocks,
         output_p50=live.demand.output_p50,
@@ -191,13 +193,6 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         m.state.accounts.tally(live.request.tenant, live.slo_class).lent += 1
     _book(m, known, live, turn, placement, now)
     return True
-
-
-def turn_terms(m: Machine, known: ModelState, live: Live, turn: Turn) -> tuple[Term, ...]:
-    """Return why it is a request's turn, level by level; () where shares do not matter."""
-    if turn.queue in known.backlog.queues:
-        return known.backlog.terms(m.settings.order, m.shares(live.model), turn.queue)
-    return m.shares(live.model).terms(live.way, Side.URGENT) if m.settings.order.by_share else ()
 
 
 def held_back(m: Machine, known: ModelState, live: Live) -> bool:

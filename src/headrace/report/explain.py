@@ -112,7 +112,7 @@ def _why(evidence: RouteEvidence) -> str:
     if evidence.patient:
         return "nobody whose work is urgent wanted the turn"
     if not evidence.turn:
-        return "it was first in a line that knows no shares"
+        return "nobody waited before it"
     if any(term.band is Band.MINIMUM for term in evidence.turn):
         return "it was under a minimum that its share has"
     if all(term.counter <= term.least for term in evidence.turn):
