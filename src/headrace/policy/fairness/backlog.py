@@ -237,10 +237,9 @@ class Backlog(Struct):
                     change = min(change, start - rules.boost_ns)
         queue.starved = False
         if late is not None:
-            starve_at = late[0]
-            queue.starved = starve_at <= now
+            queue.starved = late[0] <= now
             if not queue.starved:
-                change = min(change, starve_at)
+                change = min(change, late[0])
             # Where no turn is lent, the hopeless compete for theirs as others do.
             urgent = (
                 urgent or queue.starved or (order.by_share and not order.scores and lend is None)
@@ -492,10 +491,7 @@ def waiting_key(
 
 
 def is_patient(order: Order, soon: int, now: InstantNs) -> bool:
-    """Return whether a request can wait so long that its tenant lends its turn.
-
-    `soon`: its latest start, or its key if that is bounded to an earlier instant.
-    """
+    """Return whether a request that must go by `soon` can wait so long that its tenant lends its turn."""
     lend = order.lend_after_ns
     return lend is not None and soon - now > lend
 
