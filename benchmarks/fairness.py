@@ -9,15 +9,13 @@ HEADRACE_DATA names the folder of public traces; without it there is no calibrat
 lengths come from their table.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
-from benchmarks import queueing, tenants
+from benchmarks import costs, queueing, tenants
 from benchmarks.alone import Outcome, arrivals, limited, serve
 from benchmarks.engines import LARGE, SMALL, Engine
 from benchmarks.harness import CLAIM_SEEDS, Claim, Result, at_least, at_most, interval95
@@ -52,6 +50,8 @@ COST = TokenCost(input_weight=INPUT_WEIGHT, output_weight=OUTPUT_WEIGHT)
 PREFILL_RATE = 6_500
 """Prompt tokens/s by which a request is found hopeless (recipe B6)."""
 LEND_AFTER_NS = seconds(10.0)
+NEVER_LATE_NS = seconds(86_400.0)
+"""How long hopeless work lets others pass: there is no gateway here that ends it instead."""
 ORDERS: dict[str, Ordering] = {
     "fifo": Fifo(),
     "sjf": ShortestFirst(),
@@ -75,6 +75,7 @@ def started(engine: Engine, order: str, *, fast_forward: bool = True) -> Replica
         ordering=ORDERS[order],
         rates=token_rates(COST, engine.profile),
         token_ns=NS_PER_S // PREFILL_RATE,
+        late_ns=NEVER_LATE_NS,
         fast_forward=fast_forward,
         rules=engine.rules,
     )
@@ -99,7 +100,7 @@ def run(quick: bool) -> Result:
         if not all(claim.holds for claim in claims):
             detail["stopped"] = "the engine is not calibrated"
             return Result(name="fairness", claims=claims, detail=detail)
-    seeds = CLAIM_SEEDS if quick else HOG_SEEDS
+    seeds = HOG_SEEDS[:3] if quick else HOG_SEEDS
     parts: dict[str, Callable[[], Part]] = {
         "drift": lambda: drift(3 if quick else WORKLOADS),
         "published": lambda: published(6 if quick else 16),
@@ -107,7 +108,7 @@ def run(quick: bool) -> Result:
         "hog": lambda: hog(seeds),
         "window": lambda: queueing.window(quick, CLAIM_SEEDS[0]),
         "operations": lambda: queueing.operations(quick),
-        "costs": lambda: costs(quick),
+        "costs": lambda: table_of_costs(quick),
     }
     for name, part in parts.items():
         found, detail[name] = part()
@@ -346,8 +347,9 @@ def hog(seeds: Sequence[int]) -> Part:
     """Serve one trace in every order: is the conforming tenant kept from the hog, and at what cost?"""
     table = {order: hog_row(order, seeds) for order in (*ROWS, *OTHERS)}
     ours, niyama, fcfs = table[OURS], table["niyama"], table["fifo"]
+    room = 0.05 if len(seeds) > 4 else 0.1  # A's share varies by .04 from seed to seed
     claims = [
-        at_most(f"hog, {order}: row of the recipe off by", _off(table[order], row), 0.05)
+        at_most(f"hog, {order}: row of the recipe off by", _off(table[order], row), room)
         for order, row in ROWS.items()
     ]
     claims += [
@@ -398,9 +400,7 @@ def _off(row: dict[str, Any], wanted: tuple[float, float, float]) -> float:
     return max(abs(mean - value) for mean, value in zip(means, wanted, strict=True))
 
 
-def costs(quick: bool) -> Part:
-    """Take what another benchmark of this package measures of cost functions, where it is there."""
-    if importlib.util.find_spec("benchmarks.costs") is None:
-        return [], {}
-    found: Result = importlib.import_module("benchmarks.costs").measure(quick)
+def table_of_costs(quick: bool) -> Part:
+    """Tell what each cost of service shares evenly and what it lets differ."""
+    found = costs.measure(quick)
     return found.claims, found.detail

@@ -56,7 +56,7 @@ PLACE = Place(7, InstantNs(9_000), InstantNs(8_500), 300, WorkNs(450))
         (Niyama(), 9_000 + 300 * 8 * NS_PER_MS),
         (Niyama(ms_per_token=0.0015), 9_000 + 300 * 1_500),
         (VtcOrder(), 7),
-        (TenantFirst(), 8_500),
+        (TenantFirst(), 9_000),
         (Score(), 8_500),
     ],
     ids=[*NAMES[:5], "niyama-other", *NAMES[5:]],
@@ -74,9 +74,9 @@ def test_every_order_is_named_in_the_configuration(order: Ordering) -> None:
 
 @pytest.mark.parametrize("order", ALL, ids=NAMES)
 def test_an_order_that_goes_by_start_has_the_start_for_its_key(order: Order) -> None:
-    """Only such keys tell who is urgent; only orders by share lend turns or weigh them."""
+    """Only orders by share lend turns or weigh them."""
     assert order.by_start is (order.key(PLACE) == PLACE.latest_start)
-    assert order.lend_after_ns is None or (order.by_share and order.by_start)
+    assert order.lend_after_ns is None or order.by_share
     assert order.by_share or not order.scores
 
 
@@ -112,7 +112,7 @@ def test_a_bound_on_lending_makes_a_key_urgent_when_it_ends() -> None:
     ends = arrived + bound
     assert is_patient(lends, key, InstantNs(ends - 1))
     assert not is_patient(lends, key, InstantNs(ends))
-    assert waiting_key(lends, PLACE, arrived, bound) == PLACE.latest_start, "it is urgent before"
+    assert waiting_key(lends, PLACE, arrived, bound) == PLACE.deadline, "it is urgent before"
     for order in (Fifo(), VtcOrder(), Score(), TenantFirst(lend_after_ms=None)):
         assert waiting_key(order, far, arrived, bound) == order.key(far)
 

@@ -71,11 +71,11 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
     All is as if it had been queued and been given the first turn, for a third less work.
     """
     order = m.settings.order
-    if known.backlog.size or (order.relegates and live.key < now):
+    if known.backlog.size or (order.relegates and live.latest_start < now):
         return False
     known.held = False
     known.pace.forget(now)
-    patient = is_patient(order, live.key, now)
+    patient = is_patient(order, min(live.key, live.latest_start), now)
     if patient and held_back(m, known, live):
         return False
     m.state.ledger.pass_by(live.model, live.way)

@@ -14,7 +14,7 @@ from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.audit import audit
@@ -25,7 +25,7 @@ from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.turns import Turns
+from headrace.replica.turns import LATE_NS, Turns
 from headrace.replica.yielding import GaveWay, Yielding
 from headrace.units import (
     BLOCK_TOKENS,
@@ -58,6 +58,7 @@ class Replica:
         rates: Linear | None = None,
         token_ns: int | None = None,
         offers: Offers = RECOMPUTE_ONLY,
+        late_ns: DurationNs = LATE_NS,
         noise_seed: int = 0,
         noise_ppm: int = 0,
         fast_forward: bool = True,
@@ -67,7 +68,8 @@ class Replica:
         """Start idle. `fast_forward=False` takes steps one by one and asks the policy at each.
 
         `ordering`: who starts first; `rates`: what served tokens cost in its counters, the profile's cost
-        ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None.
+        ratio if None; `token_ns`: what a prompt token takes, for latest starts, the profile's if None;
+        `late_ns`: longest that a request past its latest start lets others pass.
         `noise_ppm`: step times vary by at most this many millionths, drawn from `noise_seed`.
         `rules`: whom it lets in, for a benchmark that emulates an engine with rules of its own.
         `offers`: how requests give way.
@@ -86,6 +88,8 @@ class Replica:
             ordering,
             rates or token_rates(TokenCost(), profile),
             profile.prompt_token_ns() if token_ns is None else token_ns,
+            late_ns,
+            counts=offers.victims is Victims.FAIR or Preemption.KEEP in offers.mechanisms,
         )
         self._batch = Batch(self._blocks, turns, rules, Yielding(batching, offers, profile))
         self._serial = 0

@@ -12,10 +12,11 @@ from headrace.model.ids import ClassName
 from headrace.model.paths import Path, tenant_key
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
 from headrace.policy.fairness.costs import Linear
-from headrace.policy.fairness.shares import Shares
+from headrace.policy.fairness.shares import Rules, Shares
+from headrace.policy.fairness.vtc import MEMORY_TOKENS
 from headrace.policy.ordering.orders import Order, Place
 from headrace.replica.stream import Stream
-from headrace.units import InstantNs, WorkNs, later, seconds
+from headrace.units import DurationNs, InstantNs, WorkNs, later, seconds
 
 LATE_NS = seconds(10)
 """Longest that a request past its latest start lets others pass here: it has had its turn before. 10 s: what
@@ -38,20 +39,27 @@ class Turns:
     """Waiting streams in the order's line, ties by submission, and the counters behind it."""
 
     __slots__ = (
-        "_backlog",
-        "_decoding",
-        "_order",
-        "_rates",
-        "_settled",
-        "_shares",
-        "_streams",
-        "_token_ns",
-    )
+        "_backlog", "_counts", "_decoding", "_late_ns", "_order", "_rates", "_settled", "_shares",
+        "_streams", "_token_ns",
+    )  # fmt: skip
 
-    def __init__(self, order: Order, rates: Linear, token_ns: int) -> None:
-        """Start empty. `token_ns`: what a prompt token takes, for latest starts."""
-        self._order, self._rates, self._token_ns = order, rates, token_ns
-        self._shares, self._backlog = Shares(), Backlog()
+    def __init__(
+        self,
+        order: Order,
+        rates: Linear,
+        token_ns: int,
+        late_ns: DurationNs = LATE_NS,
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Start empty. `token_ns`: what a prompt token takes, for latest starts; `late_ns`: LATE_NS.
+
+        `counts`: False where nobody goes by counters, so that none are kept.
+        """
+        self._order, self._rates, self._token_ns, self._late_ns = order, rates, token_ns, late_ns
+        self._counts = counts or order.by_share
+        rules = Rules(memory=rates.amount(round(MEMORY_TOKENS), 0, 0))
+        self._shares, self._backlog = Shares(rules=rules), Backlog()
         self._streams: dict[int, Stream] = {}
         self._decoding: dict[str, Decoding] = {}
         self._settled = 0  # the step up to which every queue is charged
@@ -98,7 +106,7 @@ class Turns:
     def _starve_at(self, stream: Stream) -> InstantNs:
         """Return until when a stream lets others pass; in one line for everybody it does so for ever."""
         if self._order.by_share and self._order.relegates:
-            return later(stream.arrived_at, LATE_NS)
+            return later(stream.arrived_at, self._late_ns)
         return InstantNs(NEVER + stream.serial)
 
     def head(self, now: InstantNs, steps: int) -> Stream | None:
@@ -138,14 +146,18 @@ class Turns:
 
     def prefill(self, stream: Stream, uncached: int, cached: int) -> None:
         """Charge a prompt whose prefill starts; one computed again after a preemption costs nothing."""
-        self._charge(stream.way, self._rates.amount(uncached, cached, 0))
+        if self._counts:
+            self._shares.charge(stream.way, 0, self._rates.amount(uncached, cached, 0))
 
     def token(self, stream: Stream) -> None:
         """Charge the token that the end of a prefill gives."""
-        self._charge(stream.way, self._rates.amount(0, 0, 1))
+        if self._counts:
+            self._shares.charge(stream.way, 0, self._rates.amount(0, 0, 1))
 
     def board(self, stream: Stream, steps: int) -> None:
         """Charge a stream's queue for a token at each step from now on."""
+        if not self._counts:
+            return
         key = stream.way[-1].key
         tally = self._decoding.get(key)
         if tally is None:
@@ -155,6 +167,8 @@ class Turns:
 
     def alight(self, stream: Stream, steps: int) -> None:
         """Stop that, as it ends or is preempted."""
+        if not self._counts:
+            return
         key = stream.way[-1].key
         tally = self._decoding[key]
         self._catch_up(tally, steps)
@@ -163,7 +177,9 @@ class Turns:
             del self._decoding[key]
 
     def counter(self, stream: Stream, steps: int) -> int:
-        """Return where the counter of a stream's tenant stands."""
+        """Return where the counter of a stream's tenant stands; 0 if none are kept."""
+        if not self._counts:
+            return 0
         self._settle(steps)
         return self._shares.counter(tenant_key(stream.way))
 
@@ -183,6 +199,3 @@ class Turns:
             total = tally.charged + self._rates.amount(0, 0, made)
             self._shares.charge(tally.way, tally.charged, total)
             tally.charged = total
-
-    def _charge(self, way: Path, service: int) -> None:
-        self._shares.charge(way, 0, service)

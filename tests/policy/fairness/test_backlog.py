@@ -59,12 +59,13 @@ def test_equal_counters_go_by_name_not_by_chance() -> None:
     assert line.turn() == 2
 
 
-def test_within_a_queue_the_least_slack_goes_first() -> None:
+def test_within_a_queue_the_earliest_deadline_goes_first_and_no_length_is_favoured() -> None:
     line = Line()
     line.add(A, 3)
-    tight = line.add(A, 1)
-    line.add(A, 2)
-    assert line.turn() == tight
+    long = line.add(A, 1, work=5 * S)
+    first = line.add(A, 2)
+    assert line.turn() == first
+    assert line.wait(1.5) == [RequestId(long)], "what it takes tells when it is hopeless"
 
 
 def test_a_tenant_that_can_wait_ten_seconds_lends_its_turn() -> None:

@@ -156,9 +156,11 @@ class AgainstPlainLists(RuleBasedStateMachine):
         starved = bool(late) and late[0][0] <= now
         key, request = late[0] if starved or not ready else ready[0]
         lend = order.lend_after_ns
-        hopeful = bool(ready) and (lend is None or ready[0][0] - now <= lend)
+        hopeful = bool(ready)
+        if hopeful and lend is not None:
+            hopeful = min(ready[0][0], self.all[ready[0][1]].start) - now <= lend
         competing = order.by_share and not order.scores and lend is None
-        boosted = bool(ready) and bool(rules.boost) and order.by_start and order.by_share
+        boosted = bool(ready) and bool(rules.boost) and order.relegates and order.by_share
         if boosted:
             boosted = self.all[ready[0][1]].start - now <= rules.boost_ns
         since = self.all[request].arrived

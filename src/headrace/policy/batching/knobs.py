@@ -90,7 +90,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     deadline: InstantNs
     relegated: bool
     counter: int
-    """Where its tenant's virtual counter stands in this engine."""
+    """Where its tenant's virtual counter stands in this engine; 0 where nobody goes by counters."""
     among: str = ""
     """The node of the share tree that its tenant stands under: only counters there compare."""
     weight: int

@@ -224,23 +224,22 @@ class Backlog(Struct):
         head, late = queue.ready.first(), queue.late.first()
         urgent = boosted = False
         if head is not None:
-            patient = lend is not None and head[0] - now > lend
-            urgent = not patient
-            if patient and lend is not None:
-                change = min(change, head[0] - lend)
+            start = self.slots[head[1]].start
+            soon = min(head[0], start)
+            urgent = not is_patient(order, soon, now)
+            if not urgent and lend is not None:
+                change = min(change, soon - lend)
             change = min(change, self._relegation(order, queue))
             rules = shares.rules
-            if rules.boost and order.by_share and order.by_start:
-                start = self.slots[head[1]].start
+            if rules.boost and order.by_share and order.relegates:
                 boosted = start - now <= rules.boost_ns
                 if not boosted:
                     change = min(change, start - rules.boost_ns)
         queue.starved = False
         if late is not None:
-            starve_at = late[0]
-            queue.starved = starve_at <= now
+            queue.starved = late[0] <= now
             if not queue.starved:
-                change = min(change, starve_at)
+                change = min(change, late[0])
             # Where no turn is lent, the hopeless compete for theirs as others do.
             urgent = (
                 urgent or queue.starved or (order.by_share and not order.scores and lend is None)
@@ -486,15 +485,15 @@ def waiting_key(
     lent; elsewhere the key stands.
     """
     key, lend = order.key(place), order.lend_after_ns
-    if starve_ns is None or lend is None or not order.by_start:
+    if starve_ns is None or lend is None:
         return key
     return min(key, arrived_at + starve_ns + lend)
 
 
-def is_patient(order: Order, key: int, now: InstantNs) -> bool:
-    """Return whether a request with this key can wait so long that its tenant lends its turn."""
+def is_patient(order: Order, soon: int, now: InstantNs) -> bool:
+    """Return whether a request that must go by `soon` can wait so long that its tenant lends its turn."""
     lend = order.lend_after_ns
-    return lend is not None and key - now > lend
+    return lend is not None and soon - now > lend
 
 
 NONE: frozenset[ClassName] = frozenset()

@@ -13,6 +13,9 @@ from msgspec import Meta, Struct
 from headrace.model.profile import Profile
 from headrace.policy.fairness.costs import Cost, Price, TokenCost, price
 
+MEMORY_TOKENS = 20_000.0
+"""Input tokens for which what a node had too much or too little of is remembered."""
+
 
 class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Virtual token counters over one cost function."""
@@ -29,9 +32,10 @@ class Vtc(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline changes nothing between tenants."""
     boost_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 200.0
     """Slack below which `boost_tokens` count. 200: the last moment at which a turn still helps."""
-    memory_tokens: Annotated[float, Meta(gt=0, le=1_000_000_000)] = 100_000.0
+    memory_tokens: Annotated[float, Meta(gt=0, le=1_000_000_000)] = MEMORY_TOKENS
     """Input tokens beyond a minimum or maximum that are held against a node, at that share, and most of what
-    it lent that it has back. 100,000: some seconds of a replica, so that nobody is shut out for longer."""
+    it lent that it has back. 20,000: about two seconds of an 8B replica, so that nobody is shut out for
+    longer, and at most 4 % of a share over a minute (100,000: 13 %)."""
 
     revision: str = "vtc-1"
 
