@@ -50,8 +50,8 @@ def run_of(looks: list[Look], lag_ms: float = 1.0) -> Seen:
 
 def test_a_scrape_is_read_as_the_gateway_writes_it() -> None:
     sheet = Sheet()
-    sheet.put("service", 7e9, "m", "small")
-    sheet.put("service", 1.0, "m", "large")
+    sheet.put("service", 7e9, "m", "small", "tokens-1")
+    sheet.put("service", 1.0, "m", "large", "tokens-1")
     sheet.put("served_output_tokens", 30, "m", "small")
     sheet.put("served_output_tokens", 12, "m", "large")
     sheet.put("tenant_queued_requests", 3, "m", "small")

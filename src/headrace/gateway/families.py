@@ -144,7 +144,7 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Service that a tenant had, in the unit of the cost function (millionths of an input token, "
         "ns of GPU time), weights apart: prompts from their first token, output as of the last tick.",
-        _TENANT,
+        (*_TENANT, "cost"),
     ),
     "served_input_tokens": Family(_C, "Input tokens computed for it.", _TENANT),
     "served_cached_tokens": Family(

@@ -99,6 +99,8 @@ class Taken(Struct, frozen=True, kw_only=True):
     accounts: bytes
     live: Mapping[Who, Served]
     """What attempts that go on have had."""
+    costs: Mapping[str, str]
+    """Revision of each model's cost, the unit of service."""
     rising: Rising
 
     @property
@@ -112,7 +114,7 @@ class Taken(Struct, frozen=True, kw_only=True):
         for who, tally in self.labels.tallies(accounts).items():
             _tally(self.sheet, tally, who)
         for whom, served in self.labels.served(accounts, self.live).items():
-            _served(self.sheet, served, whom, self.rising)
+            _served(self.sheet, served, whom, self.rising, self.costs.get(whom[0], ""))
         return self.sheet.metrics()
 
 
@@ -158,6 +160,9 @@ class Metrics:
             labels=labels,
             accounts=kept(plane.state.accounts),
             live=live,
+            costs={
+                model: one.revision for model, one in self._driver.plane.settings.prices.items()
+            },
             rising=self._shown(),
         )
 
@@ -334,9 +339,9 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
         sheet.put("ended_early_requests", count, *who, reason)
 
 
-def _served(sheet: Sheet, served: Served, who: tuple[str, str], rising: Rising) -> None:
+def _served(sheet: Sheet, served: Served, who: tuple[str, str], rising: Rising, cost: str) -> None:
+    sheet.put("service", rising.at_least(served.service, "service", *who, cost), *who, cost)
     for name, value in (
-        ("service", served.service),
         ("served_input_tokens", served.uncached),
         ("served_cached_tokens", served.cached),
         ("served_output_tokens", served.output),
