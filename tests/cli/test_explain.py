@@ -23,7 +23,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     flags = ["--journal", str(folder / "journal"), "--decisions", str(folder / "log")]
     busy = ("input_median: 600", "input_median: 6000"), ("rate: 40", "rate: 80")
-    assert main(["simulate", small(folder, *busy), *flags]) == 0
+    early = ("at_s: 1.6", "at_s: 1.1")  # so that it goes on deciding after it
+    assert main(["simulate", small(folder, *busy, early), *flags]) == 0
     return folder
 
 
