@@ -4,11 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from headrace.model.ids import Incarnation, RequestId, TenantId
+from headrace.model.paths import ROOT
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.fairness.backlog import NONE, Backlog
 from headrace.policy.fairness.shares import Shares
+from headrace.policy.fairness.vtc import share
 from headrace.policy.routing.seconds import is_open
 from headrace.units import InstantNs
 from tests.policy.fairness.sound import shares_are_sound
@@ -22,8 +24,7 @@ def hold(plane: Plane, now: InstantNs) -> None:
     quotas_are_their_holds(state)
     for model, known in state.models.items():
         backlog_is_what_waits(known, state.ledger.shares[model], state.live)
-        if plane.settings.order.by_share:
-            shares_are_sound(state.ledger.shares[model], known.backlog)
+        shares_are_sound(state.ledger.shares[model], known.backlog)
         fleet_is_consistent(state, known)
     queued = {i for i, live in state.live.items() if live.phase is Phase.QUEUED}
     waiting = {i for known in state.models.values() for i in waits(known.backlog)}
@@ -150,20 +151,40 @@ def fleet_is_consistent(state: PlaneState, known: ModelState) -> None:
 
 
 def nothing_waits_in_vain(plane: Plane, now: InstantNs) -> None:
-    """Work conservation: the next turn's request has no open replica.
+    """Work conservation: the next turn's request has no open replica, nor has any candidate's of a score.
 
-    Nor has the next turn among the classes that another pool could still serve, and so on.
+    Nor have the next turns among the classes that another pool could still serve, and so on.
     """
+    settings = plane.settings
     for model, known in plane.state.models.items():
-        blocked = NONE
-        order, shares = plane.settings.order, plane.state.ledger.shares[model]
+        order, shares = settings.order, plane.state.ledger.shares[model]
         somebody = known.backlog.next_turn(order, shares, NONE) is not None
         assert somebody is bool(known.backlog.size)
-        while (turn := known.backlog.next_turn(order, shares, blocked)) is not None:
-            assert turn.slo_class not in blocked
-            open_ = places(plane, plane.state.live[turn.request], now)
-            assert not open_, f"{turn.request} waits, {open_} are open"
-            blocked |= plane._machine.settings.sharing(model, turn.slo_class)
+        blocked = NONE
+        while known.backlog.next_turn(order, shares, blocked) is not None:
+            work_ns = settings.prices[model].work_ns
+            turns = list(known.backlog.turns(order, shares, blocked, now, work_ns))
+            assert turns, "somebody has a turn"
+            assert not blocked & {turn.slo_class for turn in turns}
+            for turn in turns:
+                open_ = places(plane, plane.state.live[turn.request], now)
+                assert not open_, f"{turn.request} waits, {open_} are open"
+                blocked |= settings.sharing(model, turn.slo_class)
+
+
+def settled_service(state: PlaneState) -> dict[tuple[str, str], int]:
+    """Return each counter and clock of the share trees less what is in the air: it never falls."""
+    settled: Counter[tuple[str, str]] = Counter()
+    for model, shares in state.ledger.shares.items():
+        for key, value in shares.counters.items():
+            settled[model, f"counter {key}"] = value
+        for key, value in shares.served.items():
+            settled[model, f"clock {key}"] = value
+    for flight in state.ledger.flights.values():
+        for parent, step in zip((ROOT, *(one.key for one in flight.way)), flight.way, strict=False):
+            settled[flight.model, f"clock {parent}"] -= flight.charged
+            settled[flight.model, f"counter {step.key}"] -= share(flight.charged, step.weight)
+    return settled
 
 
 def places(plane: Plane, live: Live, now: InstantNs) -> list[str]:

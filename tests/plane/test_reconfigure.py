@@ -6,9 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.decision import Reason
-from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import (
+    ClassSpec,
+    LaneSpec,
+    ModelSpec,
+    OrganisationSpec,
+    PoolSpec,
+    TenantSpec,
+)
 from headrace.model.effect import Effect
 from headrace.model.ids import PoolName, TenantId
+from headrace.model.paths import ROOT, SEPARATOR
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.state import Phase
@@ -351,3 +359,56 @@ def test_rates_are_kept_for_pools_that_stay_and_forgotten_for_those_that_go() ->
     )
     made.tick()
     assert made.known.rates == {}
+
+
+def nodes(made: Driver) -> set[str]:
+    """Return the keys of all nodes that a plane remembers anything of."""
+    shares = made.plane.state.ledger.shares[MODEL]
+    marks = (shares.counters, shares.served, shares.lows, shares.highs, shares.idle_users)
+    return {key for one in marks for key in one} - {ROOT}
+
+
+@pytest.mark.parametrize("by_user", [False, True])
+@pytest.mark.parametrize("lane", ["ops", None])
+@pytest.mark.parametrize("organisation", ["acme", None])
+def test_who_has_another_place_in_the_tree_leaves_nothing_at_the_old_one(
+    organisation: str | None, lane: str | None, by_user: bool
+) -> None:
+    lanes = (LaneSpec(name="ops", minimum=0.1, maximum=0.9),)
+    organisations = (OrganisationSpec(name="acme"),)
+    home = TenantSpec(name="a", by_user=by_user, organisation=organisation, minimum=0.2)
+    there = {
+        "lanes": lanes,
+        "organisations": organisations,
+        "tenants": (home,),
+        "classes": (replace(CHAT, lane=lane),),
+    }
+    elsewhere = {
+        **there,
+        "tenants": (replace(home, by_user=not by_user, organisation=None),),
+        "classes": (replace(CHAT, lane=None),),
+    }
+    made, fresh = Driver(settings(**there)), Driver(settings(**elsewhere))
+    for one in (made, fresh):
+        one.serve(one.arrive("a", user="u"))
+    change(made, **elsewhere)
+    made.serve(made.arrive("a", user="u"))
+    names = {key.split(SEPARATOR)[-1] for key in nodes(made) - nodes(fresh)}
+    assert names <= {"0ops", "2acme"}, "they are declared still"
+
+
+def test_what_is_under_way_for_somebody_gone_is_settled_where_it_was_charged() -> None:
+    """Else whoever comes back meanwhile is given back what it was not charged with any more."""
+    two = (TenantSpec(name="a"), TenantSpec(name="b", minimum=0.5, maximum=0.6))
+    made = Driver(settings(tenants=two))
+    sent = made.arrive("b", 2_000)
+    charged = made.counter("b")
+    assert charged > 0
+    change(made, tenants=two[:1])
+    change(made, tenants=two)
+    assert made.counter("b") == charged
+    made.end(made.live(sent).attempt, Outcome.ERROR)
+    assert made.counter("b") == 0
+    assert set(made.plane.state.ledger.shares[MODEL].served.values()) == {0}
+    change(made, tenants=two[:1])
+    assert not any(key.endswith("b") for key in nodes(made)), "nothing is owed any more"

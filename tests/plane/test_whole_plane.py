@@ -51,7 +51,7 @@ from headrace.policy.fairness.costs import KvCost, WorkCost
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens
-from tests.plane import invariants
+from tests.plane import invariants, trees
 from tests.plane.scenes import MS, S, small, usage
 
 CLASSES = (
@@ -105,10 +105,10 @@ class WholePlane(RuleBasedStateMachine):
     """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
 
     @initialize(
-        nth=st.integers(0, 3),
+        first=st.one_of(st.sampled_from(CONFIGS[:4]), trees.grown(BASE)),
         pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3),
     )
-    def begin(self, nth: int, pools: list[str]) -> None:
+    def begin(self, first: PlaneConfig, pools: list[str]) -> None:
         self.segments: list[bytearray] = []
         self.plane = Plane()
         self.recorder = Recorder(self.plane, self.sink, segment_bytes=40_000)
@@ -123,7 +123,9 @@ class WholePlane(RuleBasedStateMachine):
         self.offered: set[RequestId] = set()
         self.over: set[RequestId] = set()
         self.snapshots: list[Snapshot] = []
-        self.tell(ConfigChanged(revision=1, config=canonical(CONFIGS[nth])))
+        self.revision = 0
+        self.settled: dict[tuple[str, str], int] = {}
+        self.change(first)
         for name, pool in zip(NAMES, pools, strict=False):
             self.up(name, pool)
 
@@ -137,11 +139,19 @@ class WholePlane(RuleBasedStateMachine):
         effects = self.recorder.handle(event, now=self.now)
         for effect in effects:
             self.note(effect)
+        self.settle(anew=isinstance(event, ConfigChanged))
         if self.requests % 7 == 0:  # a thawed plane goes on alike
             twin = Plane.thaw(before)
             assert twin.freeze() == before
             assert twin.handle(event, now=self.now) == effects
             assert twin.freeze() == self.plane.freeze()
+
+    def settle(self, *, anew: bool) -> None:
+        """No node is ever given back more than it was charged; another cost or shape starts anew."""
+        settled = invariants.settled_service(self.plane.state)
+        for node, value in settled.items():
+            assert value >= (0 if anew else self.settled.get(node, 0)), node
+        self.settled = settled
 
     def note(self, effect: Effect) -> None:
         match effect:
@@ -187,16 +197,20 @@ class WholePlane(RuleBasedStateMachine):
                 st.integers(0, 4),
                 st.sampled_from((None, None, 1, 600)),
                 st.sampled_from((None, None, 1, 300 * MS)),
+                st.sampled_from(trees.USERS),
             ),
             min_size=1,
             max_size=8,
         )
     )
-    def burst(self, burst: list[tuple[str, str, int, int, int | None, int | None]]) -> None:
-        for tenant, slo_class, tokens, prefix, output, ttl in burst:
+    def burst(
+        self, burst: list[tuple[str, str, int, int, int | None, int | None, str | None]]
+    ) -> None:
+        for tenant, slo_class, tokens, prefix, output, ttl, user in burst:
             self.offer(
                 prefix,
                 tenant=tenant,
+                user=user,
                 model="m",
                 slo_class=slo_class,
                 input_tokens=tokens,
@@ -215,6 +229,7 @@ class WholePlane(RuleBasedStateMachine):
                 "ttft_ns": st.sampled_from((None, 50 * MS, 1_000 * S)),
                 "gap_ns": st.sampled_from((None, 1, 8 * MS)),
                 "ttl_ns": st.sampled_from((None, 1, 10**18)),
+                "user": st.sampled_from(trees.USERS),
             }
         )
     )
@@ -318,6 +333,8 @@ class WholePlane(RuleBasedStateMachine):
             for m in self.plane.state.models.values()
             for x in m.fleet.replicas.values()
         }
+        if life not in known:  # it was lost, as with its pool, and comes back as it was at first
+            self.drained.discard(life)
         self.tell(
             ReplicaUp(replica=ReplicaName(name), incarnation=Incarnation(life), pool=PoolName(pool))
         )
@@ -381,7 +398,16 @@ class WholePlane(RuleBasedStateMachine):
     @rule(nth=st.integers(0, len(CONFIGS) - 1), really=st.sampled_from((False, False, True)))
     def configure(self, nth: int, really: bool) -> None:
         if really:
-            self.tell(ConfigChanged(revision=2 + nth, config=canonical(CONFIGS[nth])))
+            self.change(CONFIGS[nth])
+
+    @rule(config=trees.grown(BASE))
+    def regrow(self, config: PlaneConfig) -> None:
+        """Give everybody another place in the tree, other limits, order and cost, or none at all."""
+        self.change(config)
+
+    def change(self, config: PlaneConfig) -> None:
+        self.revision += 1
+        self.tell(ConfigChanged(revision=self.revision, config=canonical(config)))
 
     @rule(really=st.sampled_from((False, False, False, True)))
     def restart(self, really: bool) -> None:
@@ -431,29 +457,29 @@ TestWholePlane.settings = settings(
 def test_a_turn_that_a_booking_moved_is_given_in_the_same_breath() -> None:
     """Who was sent pays, so that a class with no place for one tenant's work may have it for another's."""
     plane = WholePlane()
-    plane.begin(nth=3, pools=["own"])
+    plane.begin(CONFIGS[3], pools=["own"])
     plane.burst(
         burst=[
-            ("a", "interactive", 1_500, 0, 1, None),
-            ("c", "late", 6_000, 4, 600, None),
-            ("b", "late", 3_000, 4, 600, None),
-            ("a", "late", 12_000, 4, 600, None),
-            ("a", "interactive", 3_000, 4, None, None),
-            ("b", "batch", 1_500, 3, 1, None),
-            ("c", "tight", 3_000, 2, 1, None),
-            ("c", "interactive", 12_000, 3, 600, None),
+            ("a", "interactive", 1_500, 0, 1, None, None),
+            ("c", "late", 6_000, 4, 600, None, None),
+            ("b", "late", 3_000, 4, 600, None, None),
+            ("a", "late", 12_000, 4, 600, None, None),
+            ("a", "interactive", 3_000, 4, None, None, None),
+            ("b", "batch", 1_500, 3, 1, None, None),
+            ("c", "tight", 3_000, 2, 1, None, None),
+            ("c", "interactive", 12_000, 3, 600, None, None),
         ]
     )
     plane.up(name="r3", pool="any")
     for one in (
-        ("b", "interactive", 6_000, 0, 1, None),
-        ("a", "interactive", 12_000, 1, None, None),
-        ("b", "interactive", 1_500, 4, None, None),
-        ("b", "late", 100, 2, None, None),
-        ("c", "interactive", 100, 3, 600, None),
-        ("a", "batch", 12_000, 1, None, None),
-        ("a", "interactive", 100, 3, 600, None),
-        ("a", "tight", 12_000, 4, 600, None),
+        ("b", "interactive", 6_000, 0, 1, None, None),
+        ("a", "interactive", 12_000, 1, None, None, None),
+        ("b", "interactive", 1_500, 4, None, None, None),
+        ("b", "late", 100, 2, None, None, None),
+        ("c", "interactive", 100, 3, 600, None, None),
+        ("a", "batch", 12_000, 1, None, None, None),
+        ("a", "interactive", 100, 3, 600, None, None),
+        ("a", "tight", 12_000, 4, 600, None, None),
     ):
         plane.burst(burst=[one])
         plane.books_balance()

@@ -11,7 +11,7 @@ from threading import Lock
 from msgspec import Struct
 
 from headrace.model.ids import ModelName, TenantId
-from headrace.model.paths import ROOT, Level, Path, Step
+from headrace.model.paths import tenant_key, tenant_parent, to_tenant
 from headrace.plane.accounts import Served
 from headrace.plane.core import Plane
 from headrace.policy.fairness.shares import Side
@@ -36,7 +36,7 @@ def in_flight(plane: Plane) -> dict[Who, Served]:
                 served = found[who] = Served()
             tokens = flight.served(None, flight.made)
             service = prices[flight.model].service(*tokens)
-            served.add(tokens, service, share(service, flight.way[-1].weight))
+            served.add(tokens, service, share(service, to_tenant(flight.way)[-1].weight))
     return found
 
 
@@ -47,7 +47,7 @@ def counters(plane: Plane, tenants: Iterable[TenantId]) -> dict[Who, int]:
         spec = settings.tenants.get(tenant)
         if spec is None:
             continue
-        keys = [settings.way(spec, name, None)[-1].key for name in settings.classes]
+        keys = [tenant_key(settings.way(spec, name, None)) for name in settings.classes]
         for model, shares in plane.state.ledger.shares.items():
             values = [shares.counters[key] for key in keys if key in shares.counters]
             if values:
@@ -81,24 +81,14 @@ def competing(
             if queue.tenant not in known or queue.side is not Side.URGENT:
                 continue
             over, going = served.get(queue.tenant, _NOTHING), live.get(who, _NOTHING)
-            node, among = _tenant(queue.way)
+            among, weight = tenant_parent(queue.way), to_tenant(queue.way)[-1].weight
             weighted = over.weighted + going.weighted
-            standing = Standing(among, node.weight, weighted, over.emptied)
+            standing = Standing(among, weight, weighted, over.emptied)
             if found.setdefault(who, standing).among != among:
                 several.add(who)  # in several classes at once, its service is not told apart
         for who in several:
             del found[who]
     return found
-
-
-def _tenant(way: Path) -> tuple[Step, str]:
-    """Return a path's tenant and the key of what it stands below."""
-    above = ROOT
-    for step in way:
-        if step.level is Level.TENANT:
-            return step, above
-        above = step.key
-    return way[-1], way[-2].key if len(way) > 1 else ROOT
 
 
 _NOTHING = Served()

@@ -96,6 +96,11 @@ def step_down(way: Path, link: Link) -> Path:
     return (*way, step)
 
 
+def parent_of(key: str) -> str:
+    """Return the key of the node that another stands below."""
+    return key[: key.rindex(SEPARATOR)]
+
+
 def is_lane(key: str) -> bool:
     """Return whether a node is a lane."""
     return key.startswith(_LANE) and SEPARATOR not in key[1:]

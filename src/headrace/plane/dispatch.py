@@ -8,7 +8,7 @@ from headrace.model.decision import Placement, Reason
 from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName
-from headrace.model.paths import Term
+from headrace.model.paths import Term, tenant_key
 from headrace.model.slo import Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
@@ -147,7 +147,7 @@ def leave(m: Machine, live: Live, known: ModelState, now: InstantNs) -> None:
 def _take(m: Machine, known: ModelState, live: Live) -> str | None:
     """Take a request out of its queue; returns the queue if something is left there."""
     queue = known.backlog.take(m.settings.order, m.shares(live.model), live.request.id)
-    if queue is None:
+    if tenant_key(live.way) not in known.backlog.tenants:
         m.state.accounts.had(live.model, live.request.tenant).emptied += 1
     return queue
 

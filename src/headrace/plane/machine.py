@@ -93,9 +93,9 @@ class Resolved:
         way = self._ways.get((name, slo_class))
         if way is None:
             way = self._ways[name, slo_class] = path(*self._links(tenant, slo_class))
-        if user is None or not tenant.by_user:
+        if not tenant.by_user:
             return way
-        return step_down(way, Link(Level.USER, user))
+        return step_down(way, Link(Level.USER, UNTOLD if user is None else user))
 
     def _links(self, tenant: TenantSpec, slo_class: ClassName) -> Iterator[Link]:
         spec = self.classes[slo_class]
@@ -107,12 +107,21 @@ class Resolved:
         yield _link(Level.TENANT, tenant)
 
     def declares(self, key: str) -> bool:
-        """Return whether all that a node of the share tree stands below is declared."""
-        known = (self.lanes, self.classes, self.organisations, self.tenants)
-        return all(
-            level == Level.USER or name in known[level]
-            for level, name in ((int(each[0]), each[1:]) for each in key.split(SEPARATOR)[1:])
-        )
+        """Return whether a node of the share tree stands where it is declared."""
+        names = {Level(int(each[0])): each[1:] for each in key.split(SEPARATOR)[1:]}
+        lane, slo_class = names.get(Level.LANE), names.get(Level.CLASS)
+        organisation, tenant = names.get(Level.ORGANISATION), names.get(Level.TENANT)
+        if slo_class is None:
+            return lane is None or lane in self.lanes
+        within = self.classes.get(ClassName(slo_class))
+        if within is None or within.lane != lane:
+            return False
+        if tenant is None:
+            return organisation is None or organisation in self.organisations
+        spec = self.tenants.get(TenantId(tenant))
+        if spec is None or spec.organisation != organisation:
+            return False
+        return spec.by_user or Level.USER not in names
 
     def _rules(self, price: Price) -> Rules:
         fairness = self.config.fairness
@@ -171,6 +180,8 @@ def _link(level: Level, spec: LaneSpec | ClassSpec | OrganisationSpec | TenantSp
     return Link(level, spec.name, spec.weight, minimum, max(1, maximum))
 
 
+UNTOLD = ""
+"""The user that all requests are for that tell none, where a tenant's users have parts of its own."""
 NO_RULES = Rules()
 Survey = tuple[RequestId | None, dict[ReplicaName, ReplicaView]]
 NOT_SURVEYED: Survey = (None, {})

@@ -6,6 +6,8 @@ still waits for something gone fails with the reason it would be refused for. Th
 anew, since orders, weights and windows may differ.
 """
 
+from collections.abc import Callable
+
 from headrace.model.decision import Reason
 from headrace.model.effect import Fail
 from headrace.model.event import ConfigChanged
@@ -26,7 +28,6 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     if m.configured:
         _retire(m, fresh, now)
     before = m.settings.prices if m.configured else {}
-    fewer = m.configured and _fewer(m.settings, fresh)
     for model, known in state.models.items():
         known.backlog = Backlog()
         state.ledger.shares[model].forget_listings()
@@ -38,8 +39,7 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
     state.config, state.source, state.revision = event.config, event.source, event.revision
     for model, known in state.models.items():
         _relist(m, model, known, now)
-        if fewer:
-            m.shares(model).keep(fresh.declares)
+        m.shares(model).keep(_kept(m, model))
         dispatch.run(m, model, known, now)
 
 
@@ -72,17 +72,14 @@ def _homeless(fresh: Resolved, live: Live) -> Reason | None:
     return None
 
 
-def _fewer(old: Resolved, fresh: Resolved) -> bool:
-    """Return whether something that has a part of its own is declared no more."""
-    return any(
-        before.keys() - after.keys()
-        for before, after in (
-            (old.tenants, fresh.tenants),
-            (old.classes, fresh.classes),
-            (old.organisations, fresh.organisations),
-            (old.lanes, fresh.lanes),
-        )
-    )
+def _kept(m: Machine, model: ModelName) -> Callable[[str], bool]:
+    """Return which nodes of a model's share tree stay: those declared, and those yet to be settled with.
+
+    Else one that comes back meanwhile would be given back what it is not charged with any more.
+    """
+    flights = [one for one in m.state.ledger.flights.values() if one.model == model]
+    owing = {step.key for flight in flights for step in flight.way}
+    return lambda key: key in owing or m.settings.declares(key)
 
 
 def _key(m: Machine, live: Live) -> int:

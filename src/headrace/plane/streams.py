@@ -15,6 +15,7 @@ from headrace.model.event import (
 )
 from headrace.model.ids import AttemptId, ModelName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
+from headrace.model.paths import to_tenant
 from headrace.model.slo import Outcome
 from headrace.plane import dispatch
 from headrace.plane.fleet import was_reset
@@ -280,7 +281,7 @@ def _close(
     served = flight.served(usage, live.made)
     if any(served):
         had = m.state.accounts.had(live.model, tenant)
-        weight = flight.way[-1].weight
+        weight = to_tenant(flight.way)[-1].weight
         had.add(served, price.service(*served), share(flight.charged, weight))
     _changed(m, known, live)
 

@@ -23,7 +23,7 @@ from enum import IntEnum
 from msgspec import Struct, field
 
 from headrace.model.ids import ClassName
-from headrace.model.paths import ROOT, SEPARATOR, Band, Level, Path, Step, Term, class_of, is_lane
+from headrace.model.paths import ROOT, Band, Level, Path, Step, Term, class_of, is_lane, parent_of
 from headrace.policy.fairness.siblings import TIED, Mark, Siblings
 from headrace.policy.fairness.vtc import lifted, share
 from headrace.units import MICRO, NS_PER_S, DurationNs
@@ -136,7 +136,8 @@ class Shares(Struct):
             gone = next(iter(self.idle_users))
             del self.idle_users[gone]
             self.counters.pop(gone, None)
-            self.last_out = {parent: key for parent, key in self.last_out.items() if key != gone}
+            if self.last_out.get(parent_of(gone)) == gone:
+                del self.last_out[parent_of(gone)]
 
     def _lift(self, parent: str, step: Step) -> None:
         key = step.key
@@ -187,10 +188,11 @@ class Shares(Struct):
         parent = ROOT
         for step in way:
             key = step.key
-            if key in self.counters:  # else a user that was forgotten meanwhile
-                self.counters[key] += share(after, step.weight) - share(before, step.weight)
             clock = self.served.get(parent, 0) + after - before
             self.served[parent] = clock
+            if key not in self.counters:  # forgotten meanwhile, and so is what stands below it
+                break
+            self.counters[key] += share(after, step.weight) - share(before, step.weight)
             if step.minimum:
                 self.lows[key] = self._mark(self.lows, step, step.minimum, before, after, clock)
             if step.maximum < MICRO:
@@ -209,7 +211,7 @@ class Shares(Struct):
         """
         children: dict[str, list[str]] = {}
         for key in self.counters:
-            children.setdefault(key[: key.rindex(SEPARATOR)], []).append(key)
+            children.setdefault(parent_of(key), []).append(key)
         for parent, keys in children.items():
             floor = self.least(parent)
             if floor is None:
