@@ -55,8 +55,8 @@ class Rules(Struct, frozen=True, kw_only=True, gc=False):
     boost_ns: DurationNs = DurationNs(0)
     """Slack below which that begins."""
     memory: int = 1 << 40
-    """Service beyond a minimum or maximum that is remembered, and most of what was lent that a lender has
-    back: an excess older than this is forgiven, and a loan given away."""
+    """Service beyond a minimum or maximum, or short of it, that is remembered, and most of what was lent that
+    a lender has back: what is older is forgiven, and a loan given away."""
 
 
 class Shares(Struct):
@@ -136,7 +136,9 @@ class Shares(Struct):
             gone = next(iter(self.idle_users))
             del self.idle_users[gone]
             self.counters.pop(gone, None)
-            self.last_out = {parent: key for parent, key in self.last_out.items() if key != gone}
+            parent = gone[: gone.rindex(SEPARATOR)]
+            if self.last_out.get(parent) == gone:
+                del self.last_out[parent]
 
     def _lift(self, parent: str, step: Step) -> None:
         key = step.key
@@ -231,9 +233,14 @@ class Shares(Struct):
     def _mark(
         self, marks: dict[str, int], step: Step, part: int, before: int, after: int, clock: int
     ) -> int:
-        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven."""
+        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven.
+
+        So is what it had too little of: else refunds of what had been forgiven would add up to a right
+        to everything.
+        """
         moved = marks.get(step.key, clock) + after * MICRO // part - before * MICRO // part
-        return min(moved, clock + self.rules.memory * MICRO // part)
+        reach = min(self.rules.memory * MICRO // part, SINK_AT)
+        return min(max(moved, clock - reach), clock + reach)
 
     def rebase(self) -> None:
         """Start all counters anew, as under another cost: what was served before counts for nobody.
