@@ -1,5 +1,7 @@
 """Bounded exceptions from shares: minimum, maximum, age and deadlines."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -118,7 +120,7 @@ def test_what_was_had_beyond_a_minimum_is_held_against_it_no_longer_than_remembe
 
 
 @pytest.mark.parametrize("limits", [{"least": 0.1}, {"most": 0.1}])
-def test_refunds_of_what_was_forgiven_give_no_right_to_everything(limits: dict[str, float]) -> None:
+def test_refunds_of_what_was_forgiven_give_no_right_to_everything(limits: dict[str, Any]) -> None:
     memory = 40_000
     line = Line(rules=Rules(memory=memory))
     mine, others = chat("mine", **limits), crowd(20)

@@ -136,8 +136,7 @@ class Shares(Struct):
             gone = next(iter(self.idle_users))
             del self.idle_users[gone]
             self.counters.pop(gone, None)
-            parent = gone[: gone.rindex(SEPARATOR)]
-            if self.last_out.get(parent) == gone:
+            if self.last_out.get(parent := gone[: gone.rindex(SEPARATOR)]) == gone:
                 del self.last_out[parent]
 
     def _lift(self, parent: str, step: Step) -> None:
@@ -233,11 +232,8 @@ class Shares(Struct):
     def _mark(
         self, marks: dict[str, int], step: Step, part: int, before: int, after: int, clock: int
     ) -> int:
-        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven.
-
-        So is what it had too little of: else refunds of what had been forgiven would add up to a right
-        to everything.
-        """
+        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven, and an old lack."""
+        # Without the latter, refunds of a forgiven excess would add up to a right to everything.
         moved = marks.get(step.key, clock) + after * MICRO // part - before * MICRO // part
         reach = min(self.rules.memory * MICRO // part, SINK_AT)
         return min(max(moved, clock - reach), clock + reach)
