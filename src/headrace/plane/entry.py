@@ -192,7 +192,7 @@ class _Asked:
             tenant_known=True,
             model_known=True,
             model_allowed=not tenant.models or spec.name in tenant.models,
-            class_allowed=not tenant.classes or self.slo_class in tenant.classes,
+            class_allowed=tenant.may_use(self.class_spec),
             context_limit=Tokens(spec.context_limit),
             output_limit=Tokens(spec.output_limit),
             fan_out_limit=spec.fan_out_limit,
