@@ -496,6 +496,5 @@ class Shares(Struct):
                     break
                 weight = siblings.marks[name].weight
                 place = (capped, rank, self.work.get(name, 0) // weight, name)
-                if best is None or place > best:
-                    best = place
+                best = place if best is None else max(best, place)
         return None if best is None else best[3]
