@@ -17,7 +17,7 @@ from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.fairness.backlog import NEVER, NONE, Turn, Waiting, is_patient
 from headrace.policy.fairness.shares import Side
 from headrace.policy.predict.demand import output_limit
-from headrace.policy.routing.seconds import UNBOUNDED, is_open
+from headrace.policy.routing.seconds import UNBOUNDED, is_long, is_open
 from headrace.units import DurationNs, InstantNs, ceil_div, later
 
 SPARE = 3, 2
@@ -291,9 +291,11 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     """
     if facts.window_ns >= UNBOUNDED:
         return True
-    behind = load.behind_ns
+    window = facts.window_ns
+    behind = load.behind_ns(window)
     return (
-        (not behind or behind + prefill <= facts.window_ns)
+        (not behind or behind + prefill <= window)
+        and not (load.pending_prefill_ns and is_long(prefill, window))
         and load.attempts < facts.spec.profile.max_running
         and load.blocks + blocks <= facts.blocks_total
     )
