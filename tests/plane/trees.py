@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, TenantSpec
-from headrace.policy.catalog import PlaneConfig
+from headrace.policy.catalog import PlaneConfig, canonical, decode
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
@@ -81,7 +81,7 @@ def grown(draw: st.DrawFn, base: PlaneConfig) -> PlaneConfig:
     tenants = draw(st.lists(st.sampled_from(base.tenants), unique=True, min_size=1))
     if draw(st.booleans()):
         tenants = list(base.tenants)
-    return replace(
+    drawn = replace(
         base,
         lanes=tuple(LaneSpec(name=name, **draw(_parts())) for name in lanes),
         organisations=tuple(
@@ -92,6 +92,7 @@ def grown(draw: st.DrawFn, base: PlaneConfig) -> PlaneConfig:
         ordering=draw(st.sampled_from(ORDERS)),
         fairness=draw(fairness()),
     )
+    return decode(canonical(drawn))  # as it is read: 1 is 1.0
 
 
 @st.composite
