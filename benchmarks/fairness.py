@@ -103,7 +103,7 @@ def run(quick: bool) -> Result:
     seeds = HOG_SEEDS[:3] if quick else HOG_SEEDS
     parts: dict[str, Callable[[], Part]] = {
         "drift": lambda: drift(3 if quick else WORKLOADS),
-        "published": lambda: published(6 if quick else 16),
+        "published": lambda: published(16 if quick else 48),
         "back_from_idle": back_from_idle,
         "hog": lambda: hog(seeds),
         "window": lambda: queueing.window(quick, CLAIM_SEEDS[0]),
@@ -151,7 +151,9 @@ def calibration(data: Path) -> Part:
 def drift(count: int) -> Part:
     """Measure `count` made-up workloads on each engine, and as many that saturate from the start.
 
-    Then the same with deadlines and turns that are lent, where a lender does not count as waiting.
+    Then the same with deadlines and turns that are lent, where a lender does not count as waiting. Of
+    tenants that wait from the start on nobody holds slots that it had while it was alone; in other
+    windows somebody may, until its answers end.
     """
     rng = tenants.streams(CLAIM_SEEDS[0], "drift")
     small = [watched(SMALL, "vtc", drawn_for_e1(rng)) for _ in range(count)]
@@ -165,7 +167,8 @@ def drift(count: int) -> Part:
         at_most("E1, drift of two waiting tenants", most(small), E1_BOUNDS.twice_u),
         at_most("E2, drift of two waiting tenants", most(large + full), E2_BOUNDS.twice_u),
         at_most("E2, waiting from the start: drift over the largest request", worst, 3),
-        at_most("E2, share over 60 s of waiting off by", strayed(large + full), 0.1),
+        at_most("E2, waiting from the start: share over 60 s off by", strayed(full), 0.1),
+        at_most("E2, waiting at whatever time: share over 60 s off by", strayed(large), 0.1),
         at_most(
             "E1, turns lent: drift of two waiting tenants", most(lent_small), E1_BOUNDS.twice_u
         ),
@@ -250,31 +253,35 @@ def published(phases: int) -> Part:
 
     Requests alike and evenly spaced fill batches that end all at once, and then the tenant that is
     behind takes the whole next batch: whether that happens depends on the phase of the two streams,
-    on the prototype as well as here. So means over random phases are compared; the worst is printed.
+    on the prototype as well as here. So the means over random phases are compared, and of the worst
+    the bound is asked. The figure is the published one: how far apart the two are since the start.
     """
     end = InstantNs(360 * NS_PER_S)
     light = tenants.on_off()
     detail: dict[str, Any] = {"measured": PUBLISHED}
-    drifts: dict[str, list[float]] = {}
+    apart: dict[str, float] = {}
+    worst = 0.0
     for name in ("fifo", "vtc"):
-        drifts[name] = []
-        for phase in range(phases):
-            log = ServiceLog({A: 1, B: 1})
+        logs = []
+        for phase in range(phases if name == "vtc" else 3):
+            logs.append(ServiceLog({A: 1, B: 1}))
             offered = arrivals(tenants.overload(phase))
-            serve(started(SMALL, name, fast_forward=False), offered, log=log, until=end)
-            drifts[name].append(log.difference())
+            serve(started(SMALL, name, fast_forward=False), offered, log=logs[-1], until=end)
+        apart[name], worst = fmean(log.apart() for log in logs), most(logs)
         whole = serve(started(SMALL, name), arrivals(tenants.overload(0)))
         detail[name] = {
-            "difference": drifts[name],
+            "difference": [log.apart() for log in logs],
+            "drift": [log.difference() for log in logs],
             "ttft_s": [whole.mean_ttft_s(A), whole.mean_ttft_s(B)],
             "on_off_light_ttft_s": serve(started(SMALL, name), arrivals(light)).mean_ttft_s(A),
         }
-    fcfs, fair = fmean(drifts["fifo"]), fmean(drifts["vtc"])
+    off = abs(apart["fifo"] / 175_500 - 1)
+    ratio = apart["vtc"] / apart["fifo"]
     waits = detail["vtc"]
     return [
-        at_most("B2, FCFS: difference off the simulated 175.5k by", abs(fcfs / 175_500 - 1), 0.1),
-        at_most("B2, VTC: difference, worst phase", max(drifts["vtc"]), E1_BOUNDS.twice_u),
-        at_most("B2, difference of VTC over FCFS, mean of phases", fair / fcfs, 1 / 20),
+        at_most("B2, FCFS: difference off the simulated 175.5k by", off, 0.1),
+        at_most("B2, VTC: drift, worst phase", worst, E1_BOUNDS.twice_u),
+        at_most("B2, difference of VTC over FCFS, mean of phases", ratio, 1 / 20),
         at_most(
             "B2, VTC: light tenant's TTFT off 101 s by", abs(waits["ttft_s"][0] / 101 - 1), 0.1
         ),

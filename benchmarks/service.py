@@ -142,6 +142,13 @@ class ServiceLog:
         """Return the largest drift of any two tenants."""
         return max((drift.most for drift in self.drifts.values()), default=0.0)
 
+    def apart(self) -> float:
+        """Return how far two tenants were ever apart since the start, waiting or not, at a sample.
+
+        The figure of the published tables; for weights of 1.
+        """
+        return max(max(one.work_ns.values()) - min(one.work_ns.values()) for one in self.samples)
+
     def shares(self, window_ns: DurationNs = WINDOW_NS) -> tuple[int, float]:
         """Return how many windows compare, and the largest |share - fair share| in any of them."""
         found = fairness((), (), self.samples, self.weights, window_ns)

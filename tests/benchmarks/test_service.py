@@ -114,6 +114,14 @@ def test_service_between_two_instants_is_read_from_the_samples() -> None:
     assert served_between(log, 2 * NS_PER_S, 5 * NS_PER_S) == {A: 6, B: 12}
 
 
+def test_how_far_apart_two_are_counts_from_the_start_waiting_or_not() -> None:
+    log = ServiceLog({A: 1, B: 1})
+    both(log, a=50, at_s=0)
+    both(log, b=120, at_s=1)
+    assert log.apart() == 140
+    assert log.difference() == 0
+
+
 def test_the_bound_is_twice_the_larger_of_a_prompt_and_what_a_batch_holds() -> None:
     assert Bounds(prompt_max=1_000, resident_max=10_000).twice_u == 40_000
     assert Bounds(prompt_max=30_000, resident_max=10_000).twice_u == 60_000

@@ -278,6 +278,23 @@ DOUBTFUL = {
             )
         ],
     ),
+    "class of a lane that no tenant names": (
+        "- name: t",
+        "- name: t\n  lanes: [{name: l}]\n  classes:\n    - {name: c}\n    - {name: d, lane: l}",
+        [
+            (
+                "d:13: it is of lane `l`, and no tenant names it: nobody may use it "
+                "at `$.deployment.classes[1]`"
+            )
+        ],
+    ),
+    "tenant that names none of the classes, which all are of lanes": (
+        "- name: t",
+        "- name: t\n    - {name: u, classes: [d]}\n  lanes: [{name: l}]\n  classes: [{name: d, lane: l}]",
+        [
+            "d:9: it names no class, and each belongs to a lane: it may use none at `$.deployment.tenants[0]`"
+        ],
+    ),
     "pool of another revision than its model's": (
         "- name: p",
         "- name: p\n      revision: '2'",

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.decision import Admit, Reason, Reject
-from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import ClassSpec, LaneSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Dispatch, Fail
 from headrace.model.ids import AttemptId, ClassName, TenantId
 from headrace.model.slo import Outcome
@@ -117,6 +117,34 @@ def test_the_class_is_the_one_asked_for_else_the_tenants_first(
     more: dict[str, Any] = {} if asked is None else {"slo_class": asked}
     request = made.arrive(tenant, **more)
     assert made.live(request).slo_class == expected
+
+
+LANED = (ClassSpec(name="safety", lane="admin"), ClassSpec(name="chat"))
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "expected"),
+    [
+        ((), None, "chat"),
+        ((), "chat", "chat"),
+        ((), "safety", None),
+        (("chat",), "safety", None),
+        (("safety",), None, "safety"),
+        (("safety",), "chat", None),
+        (("chat", "safety"), "safety", "safety"),
+    ],
+)
+def test_a_class_of_a_lane_is_for_tenants_that_name_it(
+    named: tuple[str, ...], asked: str | None, expected: str | None
+) -> None:
+    tenants = (TenantSpec(name="a", classes=named),)
+    made = Driver(config(tenants=tenants, lanes=(LaneSpec(name="admin"),), classes=LANED))
+    more: dict[str, Any] = {} if asked is None else {"slo_class": asked}
+    request = made.arrive("a", **more)
+    if expected is None:
+        assert made.rows()[0].reason is Reason.CLASS_NOT_ALLOWED
+    else:
+        assert made.live(request).slo_class == expected
 
 
 def test_a_caller_may_tighten_its_bounds_and_never_widen_them() -> None:

@@ -23,6 +23,7 @@ def view(name: str = "r0", **changes: Any) -> ReplicaView:
         "replica": name,
         "incarnation": 1,
         "pending_prefill_ns": 0,
+        "behind_ns": 0,
         "prefill_left_ns": 0,
         "decodes": 0,
         "context_tokens": 0,

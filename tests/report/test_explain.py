@@ -11,10 +11,12 @@ from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.ids import DecisionId, RequestId
 from headrace.plane.journal import Gap, Recorder, frame_bytes
+from headrace.policy.ordering.orders import Fifo, Ordering, Score, ShortestFirst, VtcOrder
 from headrace.report.explain import Row, explained, figures, sentences, turn_rows
 from headrace.report.story import Story, Untold, of_journal, request_of
 from headrace.report.tables import render
-from tests.plane.scenes import Driver, S, config, patient, small
+from headrace.units import InstantNs
+from tests.plane.scenes import MS, Driver, S, config, patient, small
 
 ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)
 
@@ -68,6 +70,26 @@ def test_a_lent_turn_is_told_as_such() -> None:
     assert story.notes == [
         "its end is not told: the journal, or the process that wrote it, ended first"
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (Fifo(), "it was first in line"),
+        (ShortestFirst(), "it was first in line"),
+        (Score(), "it had the best score of those that a replica was open for"),
+        (VtcOrder(), "nobody who competes is further under its share"),
+    ],
+)
+def test_why_it_was_its_turn_is_told_as_its_order_has_it(order: Ordering, why: str) -> None:
+    made = Recorded(config(pools=ONE_AT_A_TIME, ordering=order))
+    start = made.arrive("a", 100)
+    first = made.arrive("b", 100)
+    made.arrive("c", 100)
+    made.now = InstantNs(made.now + MS)
+    made.first(made.live(start).attempt)
+    made.end(made.live(start).attempt)
+    assert why in sentences(made.story(first))[1]
 
 
 def test_a_story_over_many_segments_is_replayed_from_its_arrival() -> None:

@@ -286,10 +286,10 @@ def _minimums(plane: PlaneConfig) -> Iterator[tuple[str, _Minimums]]:
         if minimums:
             yield "of lanes and classes" if lane is None else f"in lane `{lane}`", minimums
     for spec in plane.classes:
-        yield from _tenant_minimums(plane, spec.name)
+        yield from _tenant_minimums(plane, spec)
 
 
-def _tenant_minimums(plane: PlaneConfig, slo_class: str) -> Iterator[tuple[str, _Minimums]]:
+def _tenant_minimums(plane: PlaneConfig, slo_class: ClassSpec) -> Iterator[tuple[str, _Minimums]]:
     """Yield the minimums of a class's organisations and tenants, and of each organisation's tenants."""
     at = "$.deployment"
     index = {one.name: i for i, one in enumerate(plane.organisations)}
@@ -297,7 +297,7 @@ def _tenant_minimums(plane: PlaneConfig, slo_class: str) -> Iterator[tuple[str, 
     there: set[str] = set()
     for i, tenant in enumerate(plane.tenants):
         whose = tenant.organisation
-        if tenant.classes and slo_class not in tenant.classes:
+        if not tenant.may_use(slo_class):
             continue
         if whose in index:
             there.add(whose)
@@ -311,13 +311,14 @@ def _tenant_minimums(plane: PlaneConfig, slo_class: str) -> Iterator[tuple[str, 
             groups.setdefault(None, []).append(minimum)
     for whose, minimums in groups.items():
         where = "" if whose is None else f"organisation `{whose}`, "
-        yield f"in {where}class `{slo_class}`", minimums
+        yield f"in {where}class `{slo_class.name}`", minimums
 
 
 def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Problem]:
     """Yield classes that a tenant lists and nothing serves; warn of each other gap, once."""
     every = tuple(one.name for one in plane.models)
     names = {one.name for one in plane.classes}
+    free = {one.name for one in plane.classes if one.lane is None}
     told: set[tuple[str, str]] = set()
     for i, tenant in enumerate(plane.tenants):
         models = tenant.models or every
@@ -332,7 +333,7 @@ def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Pr
         open_to = {
             (model, name)
             for model, name in unserved - told
-            if model in (tenant.models or every) and name in (tenant.classes or names)
+            if model in (tenant.models or every) and name in (tenant.classes or free)
         }
         told |= open_to
         for model, name in sorted(open_to):
@@ -340,6 +341,22 @@ def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Pr
             yield _warning(f"$.deployment.tenants[{i}]", message)
         if told >= unserved:
             return
+
+
+def _lanes(settings: Settings) -> Iterator[Problem]:
+    """Warn of classes that nobody may use, and of tenants that may use none: lanes must be named."""
+    plane = settings.deployment
+    named = {name for tenant in plane.tenants for name in tenant.classes}
+    for i, spec in enumerate(plane.classes):
+        if spec.lane is not None and spec.name not in named:
+            message = f"it is of lane `{spec.lane}`, and no tenant names it: nobody may use it"
+            yield _warning(f"$.deployment.classes[{i}]", message)
+    if any(spec.lane is None for spec in plane.classes):
+        return
+    for i, tenant in enumerate(plane.tenants):
+        if not tenant.classes:
+            message = "it names no class, and each belongs to a lane: it may use none"
+            yield _warning(f"$.deployment.tenants[{i}]", message)
 
 
 def _proportion(settings: Settings) -> Iterator[Problem]:
@@ -444,6 +461,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _supply,
     _pools,
     _parts,
+    _lanes,
     _proportion,
     _exposure,
     _admin,

@@ -349,8 +349,8 @@ class App:
             return None
         wanted, settings = ClassName(value.decode("latin-1")), self._driver.plane.settings
         spec = settings.tenants.get(tenant)
-        granted = spec.classes if spec is not None and spec.classes else settings.classes
-        if wanted in settings.classes and wanted in granted:
+        known = settings.classes.get(wanted)
+        if known is not None and (spec is None or spec.may_use(known)):
             return wanted
         self.ignored["objective"] += 1
         return None

@@ -120,7 +120,7 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Traffic of its own kind, as an operator's or a safety check's, apart from everybody's (FAIR-4).
 
-    Classes join it by their `lane`; what a tenant may use it for is said by the tenant's `classes`.
+    Classes join it by their `lane`. Only tenants that name these in their `classes` may use them.
     """
 
     name: Name
@@ -160,13 +160,17 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[Name, ...] = ()
     """Models it may use; empty allows all."""
     classes: tuple[Name, ...] = ()
-    """Classes it may use, the first being its default; empty allows all."""
+    """Classes it may use, the first being its default; empty allows all that belong to no lane."""
     tpm_limit: Limit | None = None
     """Tokens per minute, input plus output, reserved on admission and settled on usage."""
     rpm_limit: Limit | None = None
     """Requests per minute."""
     max_parallel_requests: Limit | None = None
     """Requests queued or running at once."""
+
+    def may_use(self, spec: ClassSpec) -> bool:
+        """Return whether it is let into a class: one of a lane must be named (FAIR-4)."""
+        return spec.name in self.classes if self.classes else spec.lane is None
 
 
 DEFAULT_CLASSES: tuple[ClassSpec, ...] = (

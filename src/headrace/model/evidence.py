@@ -23,8 +23,10 @@ class ReplicaView(Struct, frozen=True, gc=False):
     incarnation: Incarnation
     pending_prefill_ns: DurationNs
     """Predicted prefill sent without a first token yet."""
+    behind_ns: DurationNs
+    """The same without the prompt at the engine's front: what waits in the engine."""
     prefill_left_ns: DurationNs
-    """The same less what the first of it must have had by now: a forecast, for waits alone."""
+    """The whole less what the first of it must have had by now: a forecast, for waits alone."""
     decodes: int
     """Streams past their first token."""
     context_tokens: Tokens

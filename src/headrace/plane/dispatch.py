@@ -291,9 +291,9 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     """
     if facts.window_ns >= UNBOUNDED:
         return True
-    pending = load.pending_prefill_ns
+    behind = load.behind_ns
     return (
-        (not pending or pending + prefill <= facts.window_ns)
+        (not behind or behind + prefill <= facts.window_ns)
         and load.attempts < facts.spec.profile.max_running
         and load.blocks + blocks <= facts.blocks_total
     )

@@ -136,7 +136,8 @@ class _Asked:
         ready, largest, views, rest = _survey(m, self, now)
         front = nearest(views)
         if front is not None:
-            before = min(front.pending_prefill_ns, max(0, front.window_ns - front.prefill_ns))
+            behind = min(front.behind_ns, max(0, front.window_ns - front.prefill_ns))
+            before = front.pending_prefill_ns - front.behind_ns + behind
             self.in_engine_ns = before + front.prefill_ns
         profile, margin = self.facts.spec.profile, request.input_margin
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else _NOTHING
@@ -192,7 +193,7 @@ class _Asked:
             tenant_known=True,
             model_known=True,
             model_allowed=not tenant.models or spec.name in tenant.models,
-            class_allowed=not tenant.classes or self.slo_class in tenant.classes,
+            class_allowed=tenant.may_use(self.class_spec),
             context_limit=Tokens(spec.context_limit),
             output_limit=Tokens(spec.output_limit),
             fan_out_limit=spec.fan_out_limit,

@@ -122,6 +122,11 @@ class Load(Struct):
     tightest: DurationNs | None = None
     """The least of them."""
 
+    @property
+    def behind_ns(self) -> DurationNs:
+        """Prefill behind the first one."""
+        return DurationNs(self.pending_prefill_ns - self.front_ns)
+
     def prefill_left_ns(self, now: InstantNs) -> DurationNs:
         """Return the prefill in front of a newcomer, what the first one has had taken off.
 

@@ -48,6 +48,7 @@ class Resolved:
             for name in (model.name, *model.aliases):
                 self.models[name] = model
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
+        self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
         window = config.window
         self.pools = {
@@ -80,12 +81,12 @@ class Resolved:
         self._served: dict[PoolName, frozenset[ClassName]] = {}
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
-        """Return the class asked for, else the tenant's default, else the first configured."""
+        """Return the class asked for, else the tenant's default, else the first that is open to all."""
         if asked is not None:
             return asked
         if tenant is not None and tenant.classes:
             return ClassName(tenant.classes[0])
-        return ClassName(self.config.classes[0].name)
+        return self.first
 
     def way(self, tenant: TenantSpec, slo_class: ClassName, user: str | None) -> Path:
         """Return where in the share tree a request of a tenant in a class stands."""
@@ -172,6 +173,12 @@ class Resolved:
                 name for name in self.classes if not any(serves(f, name) for f in others)
             )
         return found
+
+
+def _first(config: PlaneConfig) -> ClassName:
+    """Return the first class of no lane; the first of all where every one has a lane."""
+    spec = next((one for one in config.classes if one.lane is None), config.classes[0])
+    return ClassName(spec.name)
 
 
 def _link(level: Level, spec: LaneSpec | ClassSpec | OrganisationSpec | TenantSpec) -> Link:

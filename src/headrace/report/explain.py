@@ -93,26 +93,28 @@ def _entered(entered: Entered) -> str:
 
 def _sent(sent: Sent, arrived_at: int | None) -> str:
     record, evidence = sent.record, sent.record.evidence
-    after = ""
+    after, waited = "", 0
     if arrived_at is not None:
         waited = record.at - arrived_at
         after = f" {_ms(waited)} ms after it arrived" if waited else " at once"
     relegated = sent.dispatch is not None and sent.dispatch.relegated
     late = ", though too late for its bound" if relegated else ""
     return (
-        f"It was sent to {record.placement.replica}{after}{late}: {_why(evidence)} "
+        f"It was sent to {record.placement.replica}{after}{late}: {_why(evidence, waited)} "
         f"(decision {record.decision_id})."
     )
 
 
-def _why(evidence: RouteEvidence) -> str:
-    """Return why it was this tenant's turn."""
+def _why(evidence: RouteEvidence, waited: int) -> str:
+    """Return why it was this request's turn."""
+    if evidence.score is not None and evidence.turn:
+        return "it had the best score of those that a replica was open for"
     if evidence.lent:
         return "a tenant further under its share can wait, and lent its turn"
     if evidence.patient:
         return "nobody whose work is urgent wanted the turn"
-    if not evidence.turn:
-        return "nobody waited before it"
+    if not evidence.turn:  # alone, or in an order that knows no shares
+        return "it was first in line" if waited else "nobody waited before it"
     if any(term.band is Band.MINIMUM for term in evidence.turn):
         return "it was under a minimum that its share has"
     if all(term.counter <= term.least for term in evidence.turn):

@@ -1,13 +1,16 @@
 """Bounded exceptions from shares: minimum, maximum, age and deadlines."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model.paths import ROOT, Path, path
-from headrace.policy.fairness.costs import Linear, Price
+from headrace.policy.fairness.costs import SERVICE_MAX, Linear, Price
 from headrace.policy.fairness.forecast import debt
-from headrace.policy.fairness.shares import Rules, Side
+from headrace.policy.fairness.shares import Rules, Shares, Side
 from headrace.policy.ordering.orders import TenantFirst
 from headrace.units import DurationNs
 from tests.policy.fairness.line import (
@@ -114,6 +117,35 @@ def test_what_was_had_beyond_a_minimum_is_held_against_it_no_longer_than_remembe
     held = round(memory / 1_000 / (0.1 - 1 / 21))
     assert turns[:held].count(mine) == pytest.approx(held / 21, abs=2)
     assert turns[held:].count(mine) >= (1_200 - held) * 0.1 - 1
+
+
+@pytest.mark.parametrize("limits", [{"least": 0.1}, {"most": 0.1}])
+def test_refunds_of_what_was_forgiven_give_no_right_to_everything(limits: dict[str, Any]) -> None:
+    memory = 40_000
+    line = Line(rules=Rules(memory=memory))
+    mine, others = chat("mine", **limits), crowd(20)
+    line.add(mine)  # else it is lifted when it comes back
+    for _ in range(20):  # sent together, and left before their first tokens
+        for _ in range(50):
+            line.shares.charge(mine, 0, 10_000)
+        for _ in range(50):
+            line.shares.charge(mine, 10_000, 0)
+    assert not line.shares.counter(mine[-1].key)
+    turns = busy(line, (mine, *others), 2_000)
+    assert turns.count(mine) <= 2_000 * 0.1 + memory / 1_000
+
+
+def test_the_least_parts_and_the_longest_memory_can_be_written_down() -> None:
+    line = Line(rules=Rules(memory=10**15))
+    ways = chat("least", least=1e-6), chat("most", most=1e-6)
+    for way in ways:
+        line.add(way)
+        for _ in range(4):
+            line.shares.charge(way, 0, SERVICE_MAX)
+        for _ in range(4):
+            line.shares.charge(way, SERVICE_MAX, 0)
+    content = msgspec.msgpack.encode(line.shares)
+    assert msgspec.msgpack.decode(content, type=Shares) == line.shares
 
 
 def test_limits_hold_between_inner_nodes() -> None:

@@ -55,8 +55,8 @@ class Rules(Struct, frozen=True, kw_only=True, gc=False):
     boost_ns: DurationNs = DurationNs(0)
     """Slack below which that begins."""
     memory: int = 1 << 40
-    """Service beyond a minimum or maximum that is remembered, and most of what was lent that a lender has
-    back: an excess older than this is forgiven, and a loan given away."""
+    """Service beyond a minimum or maximum, or short of it, that is remembered, and most of what was lent that
+    a lender has back: what is older is forgiven, and a loan given away."""
 
 
 class Shares(Struct):
@@ -233,9 +233,11 @@ class Shares(Struct):
     def _mark(
         self, marks: dict[str, int], step: Step, part: int, before: int, after: int, clock: int
     ) -> int:
-        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven."""
+        """Return where a minimum's or maximum's mark stands then; an old excess is forgiven, and an old lack."""
+        # Without the latter, refunds of a forgiven excess would add up to a right to everything.
         moved = marks.get(step.key, clock) + after * MICRO // part - before * MICRO // part
-        return min(moved, clock + self.rules.memory * MICRO // part)
+        reach = min(self.rules.memory * MICRO // part, SINK_AT)
+        return min(max(moved, clock - reach), clock + reach)
 
     def rebase(self) -> None:
         """Start all counters anew, as under another cost: what was served before counts for nobody.
@@ -494,6 +496,5 @@ class Shares(Struct):
                     break
                 weight = siblings.marks[name].weight
                 place = (capped, rank, self.work.get(name, 0) // weight, name)
-                if best is None or place > best:
-                    best = place
+                best = place if best is None else max(best, place)
         return None if best is None else best[3]

@@ -68,7 +68,8 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
     """Return whether a replica may be sent this request now (design: dispatch window).
 
-    (i) prefill sent without first token stays within the window, or is zero; (ii) the step with the
+    (i) prefill behind the prompt at the engine's front stays within the window, or is zero: without
+    one that waits there, a step would go without prefill at each first token; (ii) the step with the
     newcomer holds the tightest running gap bound and its own; (iii) its reserved KV fits. An empty
     replica is open whatever its step takes: nobody is harmed and waiting would not help. A window
     without bound is open always: there the engine's own queue does the waiting.
@@ -79,7 +80,7 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
         return False
     if not view.pending_prefill_ns and not view.decodes:
         return True
-    if view.pending_prefill_ns and view.pending_prefill_ns + view.prefill_ns > view.window_ns:
+    if view.behind_ns and view.behind_ns + view.prefill_ns > view.window_ns:
         return False
     tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
     return view.step_ns <= tightest
