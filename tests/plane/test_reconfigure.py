@@ -376,7 +376,9 @@ def test_who_has_another_place_in_the_tree_leaves_nothing_at_the_old_one(
 ) -> None:
     lanes = (LaneSpec(name="ops", minimum=0.1, maximum=0.9),)
     organisations = (OrganisationSpec(name="acme"),)
-    home = TenantSpec(name="a", by_user=by_user, organisation=organisation, minimum=0.2)
+    home = TenantSpec(
+        name="a", by_user=by_user, organisation=organisation, minimum=0.2, classes=("chat",)
+    )
     there = {
         "lanes": lanes,
         "organisations": organisations,

@@ -88,7 +88,9 @@ def grown(draw: st.DrawFn, base: PlaneConfig) -> PlaneConfig:
             OrganisationSpec(name=name, **draw(_parts())) for name in organisations
         ),
         classes=tuple(draw(_class(spec, [None, *lanes])) for spec in classes),
-        tenants=tuple(draw(_tenant(spec, [None, *organisations])) for spec in tenants),
+        tenants=tuple(
+            draw(_tenant(spec, [None, *organisations], base.classes)) for spec in tenants
+        ),
         ordering=draw(st.sampled_from(ORDERS)),
         fairness=draw(fairness()),
     )
@@ -107,9 +109,16 @@ def _class(draw: st.DrawFn, spec: ClassSpec, lanes: list[str | None]) -> ClassSp
 
 
 @st.composite
-def _tenant(draw: st.DrawFn, spec: TenantSpec, organisations: list[str | None]) -> TenantSpec:
+def _tenant(
+    draw: st.DrawFn,
+    spec: TenantSpec,
+    organisations: list[str | None],
+    classes: tuple[ClassSpec, ...],
+) -> TenantSpec:
+    named = tuple(one.name for one in classes)  # a lane is for those who name its classes
     return replace(
         spec,
+        classes=spec.classes or draw(st.sampled_from(((), named, named))),
         organisation=draw(st.sampled_from(organisations)),
         by_user=draw(st.booleans()),
         **draw(_parts()),

@@ -256,6 +256,7 @@ def _grown(rng: Random, plain: PlaneConfig) -> PlaneConfig:
                 one,
                 organisation=rng.choice((None, *organisations)),
                 by_user=rng.random() < 0.5,
+                classes=tuple(spec.name for spec in plain.classes),  # else none of a lane's
                 **_part(rng),
             )
             for one in plain.tenants
