@@ -12,8 +12,8 @@ from headrace.model.event import ConfigChanged, Event
 from headrace.plane.core import Plane
 from headrace.policy.catalog import PlaneConfig, decode, passing
 from headrace.units import InstantNs
-from tests.plane import invariants
-from tests.plane.test_whole_plane import CONFIGS, WholePlane
+from tests.plane import invariants, trees
+from tests.plane.test_whole_plane import BASE, CONFIGS, WholePlane
 
 
 def state(plane: Plane) -> bytes:
@@ -41,6 +41,9 @@ class _Beside(WholePlane):
 
     def configure(self, **_: Any) -> None:
         """Leave the configuration as it is: the shadow would keep its own."""
+
+    def regrow(self, **_: Any) -> None:
+        """Likewise."""
 
     def teardown(self) -> None:
         super().teardown()
@@ -70,14 +73,12 @@ class Same(_Beside):
 class Other(_Beside):
     """A shadow by another configuration, or one that refuses nothing."""
 
-    @initialize(other=st.integers(0, 2 * len(CONFIGS) - 1))
-    def choose(self, other: int) -> None:
-        self.other = other
+    @initialize(other=st.one_of(st.sampled_from(CONFIGS), trees.grown(BASE)), passes=st.booleans())
+    def choose(self, other: PlaneConfig, *, passes: bool) -> None:
+        self.other = passing(other) if passes else other
 
     def shadow_of(self, config: PlaneConfig) -> Shadow:  # noqa: ARG002 - another one
-        other = getattr(self, "other", 0)
-        chosen = CONFIGS[other // 2]
-        return Shadow(passing(chosen) if other % 2 else chosen)
+        return Shadow(getattr(self, "other", CONFIGS[0]))
 
     @invariant()
     def books_of_the_shadow_balance(self) -> None:

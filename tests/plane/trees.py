@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, TenantSpec
-from headrace.policy.catalog import PlaneConfig
+from headrace.policy.catalog import PlaneConfig, canonical, decode
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
@@ -81,17 +81,20 @@ def grown(draw: st.DrawFn, base: PlaneConfig) -> PlaneConfig:
     tenants = draw(st.lists(st.sampled_from(base.tenants), unique=True, min_size=1))
     if draw(st.booleans()):
         tenants = list(base.tenants)
-    return replace(
+    drawn = replace(
         base,
         lanes=tuple(LaneSpec(name=name, **draw(_parts())) for name in lanes),
         organisations=tuple(
             OrganisationSpec(name=name, **draw(_parts())) for name in organisations
         ),
         classes=tuple(draw(_class(spec, [None, *lanes])) for spec in classes),
-        tenants=tuple(draw(_tenant(spec, [None, *organisations])) for spec in tenants),
+        tenants=tuple(
+            draw(_tenant(spec, [None, *organisations], base.classes)) for spec in tenants
+        ),
         ordering=draw(st.sampled_from(ORDERS)),
         fairness=draw(fairness()),
     )
+    return decode(canonical(drawn))  # as it is read: 1 is 1.0
 
 
 @st.composite
@@ -106,9 +109,16 @@ def _class(draw: st.DrawFn, spec: ClassSpec, lanes: list[str | None]) -> ClassSp
 
 
 @st.composite
-def _tenant(draw: st.DrawFn, spec: TenantSpec, organisations: list[str | None]) -> TenantSpec:
+def _tenant(
+    draw: st.DrawFn,
+    spec: TenantSpec,
+    organisations: list[str | None],
+    classes: tuple[ClassSpec, ...],
+) -> TenantSpec:
+    named = tuple(one.name for one in classes)  # a lane is for those who name its classes
     return replace(
         spec,
+        classes=spec.classes or draw(st.sampled_from(((), named, named))),
         organisation=draw(st.sampled_from(organisations)),
         by_user=draw(st.booleans()),
         **draw(_parts()),

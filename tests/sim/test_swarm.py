@@ -7,8 +7,9 @@ import pytest
 
 from headrace.model.decision import Reason
 from headrace.model.slo import Outcome
+from headrace.policy.ordering.orders import Fifo
 from headrace.sim.faults import Crash, Drain, Reports, Restart
-from headrace.sim.swarm import REQUESTS_MAX, SwarmResult, draw, run, run_many
+from headrace.sim.swarm import COSTS, ORDERS, REQUESTS_MAX, SwarmResult, draw, run, run_many
 from headrace.units import seconds
 from tests.sim.scenes import profile
 
@@ -72,6 +73,27 @@ def test_fleets_of_every_shape_are_drawn() -> None:
         assert sources is not None
         shapes["named"] += any(source.model is not None for source in sources.sources)
     assert min(shapes.values()) >= 20, shapes
+
+
+def test_trees_of_shares_orders_and_costs_of_every_kind_are_drawn() -> None:
+    kinds: Counter[str] = Counter()
+    for seed in range(300):
+        scenario = draw(seed, profile())[0].scenario
+        plane = scenario.deployment
+        kinds["order " + type(plane.ordering).__name__] += 1
+        kinds["within " + type(scenario.engine_ordering).__name__] += 1
+        kinds["cost " + type(plane.fairness.cost).__name__] += 1
+        kinds["lanes"] += any(one.lane for one in plane.classes)
+        kinds["organisations"] += any(one.organisation for one in plane.tenants)
+        kinds["aging"] += plane.fairness.aging_tokens_per_s > 0
+        kinds["boost"] += plane.fairness.boost_tokens > 0
+        for level in ("lanes", "classes", "organisations", "tenants"):
+            kinds[f"minimum of {level}"] += any(one.minimum for one in getattr(plane, level))
+            kinds[f"maximum of {level}"] += any(one.maximum < 1 for one in getattr(plane, level))
+    orders = {type(order).__name__ for order in (*ORDERS, Fifo())}
+    wanted = {f"{where} {name}" for where in ("order", "within") for name in orders}
+    assert wanted | {f"cost {type(one).__name__}" for one in COSTS} <= kinds.keys()
+    assert min(kinds.values()) >= 5, kinds
 
 
 def test_configurations_change_in_mid_run() -> None:

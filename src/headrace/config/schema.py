@@ -14,6 +14,7 @@ from headrace.model.price import PriceSpec
 from headrace.policy.batching import Batching, ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.units import MIB
 
 Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
@@ -145,6 +146,9 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     step, and no objective is decided by it."""
     batching: Batching = ChunkedPrefill()
     """How their steps are filled. Chunked prefill: vLLM's own, so that they behave as it does."""
+    ordering: Ordering = Fifo()
+    """Who starts first in them; by share, on counters of weighted tokens. In order of arrival: what
+    engines do."""
     preemption: Offers = RECOMPUTE_ONLY
     """How requests give way when memory or slots run out. Computing again: what vLLM does."""
 

@@ -73,6 +73,7 @@ def _emulated(
             Incarnation(last + serial),
             pool.profile,
             spec.batching,
+            ordering=spec.ordering,
             noise_seed=spec.seed + serial,
             noise_ppm=spec.noise_ppm(),
             offers=spec.preemption,

@@ -9,6 +9,8 @@ from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, 
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId
 from headrace.model.slo import Outcome
+from headrace.plane.state import ModelState
+from headrace.policy.fairness.backlog import Turn
 from headrace.policy.routing.seconds import is_open
 from headrace.sim.books import (
     Broken,
@@ -55,6 +57,7 @@ class Checker:
         self._attempts: dict[AttemptId, Seen] = {}
         self._over: set[RequestId] = set()
         self._settled: dict[tuple[ModelName, str], int] = {}
+        self._revision = 0
         self._buckets = Buckets()
 
     def __call__(self, world: World, effects: Sequence[Effect]) -> None:
@@ -178,7 +181,9 @@ class Checker:
 
     def _service_never_falls(self, world: World) -> None:
         """INV-8: a refund gives back at most what was charged, so past service stays."""
-        settled = settled_service(world)
+        settled, revision = settled_service(world), world.plane.state.revision
+        if revision != self._revision:  # by another cost counters start anew
+            self._settled, self._revision = {}, revision
         for key, value in settled.items():
             before = self._settled.get(key, 0)
             hold(world, "INV-8", value >= before, f"{key}: settled service {before} -> {value}")
@@ -191,21 +196,34 @@ class Checker:
         """
         for model, known in world.plane.state.models.items():
             blocked: frozenset[ClassName] = frozenset()
-            order, shares = world.plane.settings.order, world.plane.state.ledger.shares[model]
-            while (turn := known.backlog.next_turn(order, shares, blocked)) is not None:
-                live = world.plane.state.live[turn.request]
-                blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
-                views = world.plane.views_for(live, world.now)
-                idle = [view.replica for view in views if is_open(view, blocks, gap)]
-                hold(world, "INV-5", not idle, f"{turn.request} waits, {idle} are open")
-                places = _serving(world, model, turn.slo_class)
-                blocked |= {
-                    name
-                    for name in (ClassName(spec.name) for spec in world.scenario.deployment.classes)
-                    if _serving(world, model, name) <= places
-                }
+            while turns := _turns(world, model, known, blocked):
+                for turn in turns:
+                    live = world.plane.state.live[turn.request]
+                    blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
+                    views = world.plane.views_for(live, world.now)
+                    idle = [view.replica for view in views if is_open(view, blocks, gap)]
+                    hold(world, "INV-5", not idle, f"{turn.request} waits, {idle} are open")
+                    places = _serving(world, model, turn.slo_class)
+                    blocked |= {
+                        name
+                        for name in (
+                            ClassName(spec.name) for spec in world.scenario.deployment.classes
+                        )
+                        if _serving(world, model, name) <= places
+                    }
             idle_turns = known.backlog.size and not blocked
             hold(world, "INV-5", not idle_turns, f"{model}: {known.backlog.size} wait, no turn")
+
+
+def _turns(
+    world: World, model: ModelName, known: ModelState, blocked: frozenset[ClassName]
+) -> list[Turn]:
+    """Return whose turn it may be: one, or all candidates of a score."""
+    settings = world.plane.settings
+    if not known.backlog.size:
+        return []
+    shares, work_ns = world.plane.state.ledger.shares[model], settings.prices[model].work_ns
+    return list(known.backlog.turns(settings.order, shares, blocked, world.now, work_ns))
 
 
 def _serving(world: World, model: ModelName, slo_class: ClassName) -> frozenset[str]:

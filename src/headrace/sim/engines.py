@@ -126,6 +126,7 @@ class Engines:
             incarnation,
             node.profile,
             self._scenario.batching,
+            ordering=self._scenario.engine_ordering,
             noise_seed=stream(self._seed, "noise", at, incarnation).getrandbits(62),
             noise_ppm=round(self._scenario.noise_percent * MICRO / 100),
             fast_forward=self._fast_forward,

@@ -11,6 +11,7 @@ from headrace.policy.batching import Batching
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.sim.faults import Fault
 from headrace.trace.generate import generate
 from headrace.trace.lines import TraceError
@@ -57,6 +58,9 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     assign: Assignment = Assignment()
     batching: Batching = ChunkedPrefill()
     """Token scheduling inside the replicas."""
+    engine_ordering: Ordering = Fifo()
+    """Who starts first inside the replicas; by share, on counters of weighted tokens. In order of arrival:
+    what engines do."""
     noise_percent: Annotated[float, Meta(ge=0, le=50)] = 2.0
     """Step times vary by at most this, in percent. 2: what one engine shows from run to run."""
     preemption: Offers = RECOMPUTE_ONLY

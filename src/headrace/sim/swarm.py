@@ -6,11 +6,19 @@ commit reproduces it.
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import (
+    ClassSpec,
+    LaneSpec,
+    ModelSpec,
+    OrganisationSpec,
+    PoolSpec,
+    TenantSpec,
+)
 from headrace.model.engine import Preemption
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.profile import Profile
@@ -18,7 +26,26 @@ from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
-from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.policy.fairness.costs import (
+    Cost,
+    KvCost,
+    MixCost,
+    RequestCost,
+    TokenCost,
+    WorkCost,
+)
+from headrace.policy.fairness.vtc import Vtc
+from headrace.policy.ordering.orders import (
+    EarliestDeadline,
+    Fifo,
+    LeastSlack,
+    Niyama,
+    Ordering,
+    Score,
+    ShortestFirst,
+    TenantFirst,
+    VtcOrder,
+)
 from headrace.sim.checks import Checker
 from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow
 from headrace.sim.scenario import Scenario
@@ -41,6 +68,18 @@ from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
 from headrace.units import InstantNs, seconds
 
+ORDERS: tuple[Ordering, ...] = (
+    TenantFirst(),
+    TenantFirst(lend_after_ms=1_000.0),
+    TenantFirst(lend_after_ms=None),
+    VtcOrder(),
+    Score(),
+    Niyama(),
+    LeastSlack(),
+    EarliestDeadline(),
+    ShortestFirst(),
+)
+COSTS: tuple[Cost, ...] = (TokenCost(), RequestCost(), WorkCost(), KvCost(), MixCost())
 REQUESTS_MAX = 2_000
 """Most requests one seed offers."""
 
@@ -81,6 +120,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     if shape.random() < 0.5:
         deployment = _varied(shape, deployment, profile, replicas)
         mix = _spread(shape, mix, deployment)
+    deployment = _grown(stream(seed, "tree"), deployment)
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
@@ -90,6 +130,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         name=f"swarm-{seed}",
         deployment=deployment,
         mix=mix,
+        engine_ordering=_within(stream(seed, "within")),
         noise_percent=rng.choice((0.0, 2.0)),
         preemption=_preemption(stream(seed, "preemption")),
         faults=faults,
@@ -189,6 +230,57 @@ def _deployment(rng: Random, profile: Profile, replicas: int, tenants: list[str]
         window=Window(prefill_ms=rng.choice((20.0, 150.0, 1_000.0))),
         reports=ReportConfig(poll_ms=rng.choice((200.0, 1_000.0))),
     )
+
+
+def _grown(rng: Random, plain: PlaneConfig) -> PlaneConfig:
+    """Return the deployment with a tree of shares, as any order and cost; in half the runs as it was."""
+    if rng.random() < 0.5:
+        return plain
+    lanes = ("ops", "probes")[: rng.randint(0, 2)]
+    organisations = ("x", "y")[: rng.randint(0, 2)]
+    return replace(
+        plain,
+        lanes=tuple(replace(LaneSpec(name=one), **_part(rng)) for one in lanes),
+        organisations=tuple(replace(OrganisationSpec(name=o), **_part(rng)) for o in organisations),
+        classes=tuple(
+            replace(
+                one,
+                lane=rng.choice((None, *lanes)),
+                starve_ms=rng.choice((None, 500.0, 600_000.0)),
+                **_part(rng),
+            )
+            for one in plain.classes
+        ),
+        tenants=tuple(
+            replace(
+                one,
+                organisation=rng.choice((None, *organisations)),
+                by_user=rng.random() < 0.5,
+                classes=tuple(spec.name for spec in plain.classes),  # else none of a lane's
+                **_part(rng),
+            )
+            for one in plain.tenants
+        ),
+        ordering=rng.choice(ORDERS),
+        fairness=Vtc(
+            cost=rng.choice(COSTS),
+            aging_tokens_per_s=rng.choice((0.0, 0.0, 200.0)),
+            boost_tokens=rng.choice((0.0, 0.0, 2_000.0)),
+            memory_tokens=rng.choice((100.0, 10_000.0, 100_000.0)),
+        ),
+    )
+
+
+def _part(rng: Random) -> dict[str, Any]:
+    """Draw a node's weight and limits; most have no limit."""
+    most = rng.choice((1.0, 1.0, 1.0, 0.5, 0.1))
+    least = min(most, rng.choice((0.0, 0.0, 0.0, 0.05, 0.2)))
+    return {"weight": rng.choice((1, 2, 4)), "minimum": least, "maximum": most}
+
+
+def _within(rng: Random) -> Ordering:
+    """Draw who starts first inside the engines: in half the runs whoever came first."""
+    return Fifo() if rng.random() < 0.5 else rng.choice(ORDERS)
 
 
 def _varied(rng: Random, plain: PlaneConfig, profile: Profile, replicas: int) -> PlaneConfig:
@@ -324,14 +416,13 @@ def _drains(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
 def _changes(
     rng: Random, before: PlaneConfig, span: float
 ) -> tuple[tuple[InstantNs, PlaneConfig], ...]:
-    """Draw no change, or one of weights, order, gates and window in mid-run."""
+    """Draw no change, or one of the share tree, order, gates and window in mid-run; somebody may go."""
     if rng.random() < 0.7:
         return ()
     order: Ordering = Fifo() if rng.random() < 0.3 else TenantFirst()
+    tenants = tuple(replace(one, weight=rng.choice((1, 3))) for one in before.tenants)
     after = replace(
-        before,
-        tenants=tuple(replace(one, weight=rng.choice((1, 3))) for one in before.tenants),
-        ordering=order,
+        _grown(rng, replace(before, tenants=tenants, ordering=order)),
         admission=Gates(mode=rng.choice((GateMode.AUDIT, GateMode.ENFORCE))),
         window=Window(prefill_ms=rng.choice((20.0, 1_000.0))),
     )

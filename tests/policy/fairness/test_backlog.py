@@ -576,3 +576,20 @@ def test_it_comes_back_from_bytes_as_it_was() -> None:
         assert other.serve(50) == line.serve(50)
         assert other.wait(1) == line.wait(1)
         shares_are_sound(shares, backlog)
+
+
+@pytest.mark.parametrize("least", [5.0, 10.5, 14.0, 40.0])
+def test_a_queue_lends_no_turn_once_any_of_its_requests_must_go(least: float) -> None:
+    """A long prompt with a later deadline than the head's has to be sent sooner."""
+    line = Line()
+    line.add(A, 60.0)
+    line.add(A, least, work=61 * S - round(least * S))
+    rival = line.add(B, 1_000.0)
+    side = Side.LENDING if least > 10 else Side.URGENT
+    assert line.backlog.queues[A[-1].key].side is side
+    line.take(rival)
+    line.wait(max(0.0, least - 10.001))
+    assert line.backlog.queues[A[-1].key].side is side
+    line.wait(0.002)
+    assert line.backlog.queues[A[-1].key].side is Side.URGENT
+    assert line.turn() == 1, "the earliest deadline goes first, and the others the sooner for it"

@@ -94,7 +94,7 @@ class AgainstPlainLists(RuleBasedStateMachine):
     @rule(
         way=st.sampled_from(WAYS),
         latest=st.sampled_from((-1, 0, 0.5, 3, 9, 10, 11, 40)),
-        work=st.integers(0, 30),
+        work=st.one_of(st.integers(0, 30), st.just(25 * S)),
         tokens=st.sampled_from((1, 4_000)),
     )
     def add(self, way: Path, latest: float, work: int, tokens: int) -> None:
@@ -158,7 +158,7 @@ class AgainstPlainLists(RuleBasedStateMachine):
         lend = order.lend_after_ns
         hopeful = bool(ready)
         if hopeful and lend is not None:
-            hopeful = min(ready[0][0], self.all[ready[0][1]].start) - now <= lend
+            hopeful = min(ready[0][0], *(self.all[one].start for _, one in ready)) - now <= lend
         competing = order.by_share and not order.scores and lend is None
         boosted = bool(ready) and bool(rules.boost) and order.relegates and order.by_share
         if boosted:

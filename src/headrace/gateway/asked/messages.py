@@ -1,6 +1,6 @@
 """Messages, Anthropic's API."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -56,6 +56,12 @@ class Request(Answered, kw_only=True):
     max_tokens: Count
     system: Content = None
     tools: Raw = Raw()
+    metadata: Any = None
+
+    def end_user(self) -> str:
+        """Return for whom of the caller's users it is: this API has a field of its own for that."""
+        told = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
+        return told if told and isinstance(told, str) else Answered.end_user(self)
 
 
 _DECODE = msgspec.json.Decoder(Request).decode

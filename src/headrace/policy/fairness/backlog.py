@@ -224,12 +224,12 @@ class Backlog(Struct):
         head, late = queue.ready.first(), queue.late.first()
         urgent = boosted = False
         if head is not None:
-            start = self.slots[head[1]].start
-            soon = min(head[0], start)
+            start, last = self.slots[head[1]].start, self._relegation(order, queue)
+            soon = min(head[0], last - 1)  # a long prompt behind the head may have to go before it
             urgent = not is_patient(order, soon, now)
             if not urgent and lend is not None:
                 change = min(change, soon - lend)
-            change = min(change, self._relegation(order, queue))
+            change = min(change, last)
             rules = shares.rules
             if rules.boost and order.by_share and order.relegates:
                 boosted = start - now <= rules.boost_ns

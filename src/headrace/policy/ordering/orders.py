@@ -44,7 +44,7 @@ class Order(Protocol):
 
     @property
     def lend_after_ns(self) -> DurationNs | None:
-        """A queue whose best request can wait longer lends its turn; None: never."""
+        """A queue whose requests can all wait longer lends its turn; None: never."""
         ...
 
     def key(self, place: Place) -> int:
@@ -171,7 +171,7 @@ class TenantFirst(
     takes does decide who is hopeless.
 
     Requests that can no longer make it are relegated within their own tenant, so that nobody else
-    pays for them. *Turn lending*: a tenant whose best request can wait long, or is hopeless, yields
+    pays for them. *Turn lending*: a tenant whose requests can all wait long, or are hopeless, yields
     its turn to urgent feasible work; its counter stays.
     """
 
