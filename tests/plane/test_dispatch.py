@@ -523,3 +523,15 @@ def test_windows_open_by_what_was_seen_and_never_by_time_alone() -> None:
     invariants.hold(made.plane, made.now)
     made.first(attempt)
     assert waiting(made) == []
+
+
+def test_a_tighter_bound_of_a_callers_own_holds_nobody_else_back() -> None:
+    """Else one stream that asks for 8 ms has everybody else refused while it runs."""
+    made = Driver(config())
+    pushy = made.arrive("a", 100, gap_ns=8 * MS)
+    made.first(made.live(pushy).attempt)
+    for tenant in "bcb":
+        made.arrive(tenant, 2_000)
+    assert not made.refused()
+    assert waiting(made) == []
+    invariants.hold(made.plane, made.now)

@@ -312,7 +312,9 @@ def _book(
     m.state.attempts += 1
     attempt = AttemptId(m.state.attempts)
     load = ledger.loads[chosen.incarnation]
-    flight = _flight(live, placement, load, facts, now)
+    # Others are held to what its class promises: a tighter bound of its own is no claim on them.
+    promised = settings.bounds[live.slo_class].gap_ns
+    flight = _flight(live, placement, load, facts, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
     ledger.book(attempt, flight, settings.prices[live.model])
@@ -349,7 +351,12 @@ def _book(
 
 
 def _flight(
-    live: Live, placement: Placement, load: Load, facts: PoolFacts, now: InstantNs
+    live: Live,
+    placement: Placement,
+    load: Load,
+    facts: PoolFacts,
+    now: InstantNs,
+    gap_ns: DurationNs,
 ) -> Flight:
     """Return what is booked for an attempt."""
     request, profile = live.request, facts.spec.profile
@@ -369,6 +376,6 @@ def _flight(
         prefill_ns=prefill,
         charged=0,
         way=live.way,
-        gap_ns=live.bounds.gap_ns,
+        gap_ns=gap_ns,
         sent_at=now,
     )
