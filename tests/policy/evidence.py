@@ -130,6 +130,7 @@ def route(*views: ReplicaView, **changes: Any) -> RouteEvidence:
         "output_p50": 200,
         "gap_ns": 80 * MS,
         "turn": (),
+        "key": 0,
         "score": None,
         "cost": "tokens-1",
         "lent": False,

@@ -11,14 +11,40 @@ from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.ids import DecisionId, RequestId
 from headrace.plane.journal import Gap, Recorder, frame_bytes
-from headrace.policy.ordering.orders import Fifo, Ordering, Score, ShortestFirst, VtcOrder
+from headrace.policy.ordering.orders import (
+    EarliestDeadline,
+    Fifo,
+    LeastSlack,
+    Niyama,
+    Ordering,
+    Score,
+    ShortestFirst,
+    TenantFirst,
+    VtcOrder,
+)
 from headrace.report.explain import Row, explained, figures, sentences, turn_rows
 from headrace.report.story import Story, Untold, of_journal, request_of
 from headrace.report.tables import render
+from headrace.report.words import NONE
 from headrace.units import InstantNs
 from tests.plane.scenes import MS, Driver, S, config, patient, small
 
 ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)
+
+
+ORDERS: dict[str, Ordering] = {
+    type(order).__name__: order
+    for order in (
+        Fifo(),
+        ShortestFirst(),
+        EarliestDeadline(),
+        LeastSlack(),
+        Niyama(),
+        VtcOrder(),
+        TenantFirst(),
+        Score(),
+    )
+}
 
 
 class Recorded(Driver):
@@ -145,3 +171,16 @@ def test_figures_are_a_table_of_rows() -> None:
         "  minimum share    0.3      reserved",
         "  boost           12.0  ms",
     ]
+
+
+@pytest.mark.parametrize("ordering", [*ORDERS.values()], ids=ORDERS)
+def test_every_order_tells_what_it_sorts_by(ordering: Ordering) -> None:
+    made = Recorded(config(pools=ONE_AT_A_TIME, ordering=ordering))
+    made.arrive("a", 100)
+    second = made.arrive("b", 100)
+    made.end(made.live(1).attempt)
+    story = made.story(second)
+    rows = {row.name: row for row in turn_rows(story.sent[0])}
+    (key,) = (row for name, row in rows.items() if name.startswith("key of "))
+    assert key.value != NONE
+    assert key.meaning

@@ -142,6 +142,8 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     turn: tuple[Term, ...]
     """Why it was its turn, from the root of the share tree down; empty if nobody waited, or where an order
     knows no shares."""
+    key: int
+    """Its place in line as its order has it: arrivals, ns of work, or an instant; smaller goes first."""
     score: ScoreTerms | None
     """What made it score highest, where turns go by scores."""
     cost: str

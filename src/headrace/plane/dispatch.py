@@ -166,6 +166,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         output_p50=live.demand.output_p50,
         gap_ns=live.bounds.gap_ns,
         turn=terms,
+        key=live.key,
         score=turn.score,
         cost=settings.prices[live.model].revision,
         lent=turn.lent,

@@ -14,6 +14,7 @@ from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, Rou
 from headrace.model.paths import Band, Term
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
 from headrace.policy.admission.gates import Wait, nearest, predicted_wait
+from headrace.policy.ordering.orders import FAR
 from headrace.policy.routing.seconds import is_open
 from headrace.report.story import Entered, Sent, Story
 from headrace.report.tables import Column, Table, render_all
@@ -272,6 +273,7 @@ def turn_rows(sent: Sent) -> Iterator[Row]:
         yield from term_rows(term)
     if evidence.score is not None:
         yield from score_rows(evidence.score)
+    yield from key_rows(sent)
     yield Row("unit", evidence.cost, "", "what counters count: the revision of the cost")
     yield Row("lent", _yes(evidence.lent), "", "a tenant further under its share could wait")
     yield Row("patient", _yes(evidence.patient), "", "it can wait itself, or is hopeless")
@@ -279,6 +281,36 @@ def turn_rows(sent: Sent) -> Iterator[Row]:
     if sent.dispatch is not None:
         late = "past its latest start, behind its tenant's others"
         yield Row("relegated", _yes(sent.dispatch.relegated), "", late)
+
+
+_KEYS = {
+    "fifo": "order of arrival",
+    "vtc": "order of arrival",
+    "sjf": "predicted work",
+    "edf": "first-token deadline",
+    "least_slack": "latest start",
+    "niyama": "first-token deadline, later by the prompt's length",
+    "tenant_first": "first-token deadline",
+    "score": "latest start",
+}
+
+
+def key_rows(sent: Sent) -> Iterator[Row]:
+    """Yield by what its order sorts: the smaller goes first, among its queue's or in everybody's line."""
+    if sent.config is None:
+        return
+    kind, key = str(sent.config.ordering.__struct_config__.tag), sent.record.evidence.key
+    told = _KEYS[kind]
+    if kind in {"fifo", "vtc"}:
+        yield Row(f"key of {kind}", count(key), "", told)
+    elif kind == "sjf":
+        yield Row(f"key of {kind}", _ms(key), "ms", told)
+    elif key - sent.record.at < FAR // 2:
+        yield Row(
+            f"key of {kind}", _ms(key - sent.record.at), "ms", f"{told}, from when it was sent"
+        )
+    else:
+        yield Row(f"key of {kind}", NONE, "", f"{told}: it has none")
 
 
 _BANDS = {
