@@ -53,7 +53,7 @@ def test_what_waits_goes_when_room_is_made(how: str) -> None:
 def test_when_the_next_one_leaves_the_queue_the_one_behind_it_is_tried() -> None:
     made = Driver(config(classes=(patient(),)))
     busy = made.arrive("a", 4_000)
-    large = made.arrive("b", 12_000)
+    large = made.arrive("b", 60_000)
     small_ = made.arrive("c", 100)
     made.first(made.live(busy).attempt)
     made.arrive("a", 1_000)
@@ -150,6 +150,7 @@ def test_a_newcomer_that_ends_at_once_may_still_free_the_way_for_others() -> Non
     """On its arrival its tenant's overdue head is seen, which stood before another's request."""
     made = Driver(config(classes=(ClassSpec(name="chat"), patient()), admission=AUDIT))
     made.arrive("c", 4_000, slo_class="patient")
+    made.arrive("c", 3_000, slo_class="chat")
     large = made.arrive("a", 9_000, slo_class="chat")
     behind = made.arrive("b", 300, slo_class="patient")
     assert waiting(made) == [large, behind]
@@ -207,6 +208,7 @@ def test_what_shares_a_prefix_follows_it_at_once() -> None:
     prefix: dict[str, Any] = {"prefix": tuple(range(4)), "prefix_tokens": 1_000}
     made = Driver(config(classes=(patient(),)))
     made.arrive("a", 4_100, **prefix)
+    made.arrive("c", 4_100)
     stranger = made.arrive("c", 4_100)
     assert waiting(made) == [stranger]
     made.leave(stranger)
@@ -503,6 +505,7 @@ def test_windows_open_by_what_was_seen_and_never_by_time_alone() -> None:
     """The prefill that is left falls with time, but only in forecasts: no timer need fire."""
     made = Driver(config(classes=(patient(starve_ms=None),)))
     busy = made.arrive("a", 5_000)
+    made.arrive("a", 5_000)
     held = made.arrive("b", 5_000)
     attempt = made.live(busy).attempt
     [before] = made.plane.views_for(made.live(held), made.now)
@@ -515,8 +518,20 @@ def test_windows_open_by_what_was_seen_and_never_by_time_alone() -> None:
     assert after.prefill_left_ns == before.prefill_left_ns - 50 * MS
     made.wait(60 * S)
     [later] = made.plane.views_for(made.live(held), made.now)
-    assert later.prefill_left_ns == 0
+    assert later.prefill_left_ns == later.behind_ns > 0
     assert waiting(made) == [held]
     invariants.hold(made.plane, made.now)
     made.first(attempt)
     assert waiting(made) == []
+
+
+def test_a_tighter_bound_of_a_callers_own_holds_nobody_else_back() -> None:
+    """Else one stream that asks for 8 ms has everybody else refused while it runs."""
+    made = Driver(config())
+    pushy = made.arrive("a", 100, gap_ns=8 * MS)
+    made.first(made.live(pushy).attempt)
+    for tenant in "bcb":
+        made.arrive(tenant, 2_000)
+    assert not made.refused()
+    assert waiting(made) == []
+    invariants.hold(made.plane, made.now)

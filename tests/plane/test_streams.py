@@ -156,7 +156,7 @@ def test_a_caller_may_leave_in_any_phase(phase: str, kinds: list[type]) -> None:
     made = Driver(replicas=0 if phase == "queued" else 1)
     if phase == "queued":
         made.up("r0")
-        busy = made.arrive(tokens=9_000)
+        busy, behind = made.arrive(tokens=9_000), made.arrive(tokens=9_000)
         request = made.arrive(tokens=9_000)
         assert made.live(request).phase is Phase.QUEUED
     else:
@@ -171,6 +171,7 @@ def test_a_caller_may_leave_in_any_phase(phase: str, kinds: list[type]) -> None:
         assert (cancel.replica, cancel.incarnation) == ("r0", 1)
     assert made.rows()[-1].outcome is Outcome.CLIENT_CANCEL
     if busy != request:
+        made.leave(behind)
         made.leave(busy)
     invariants.over(made.plane)
 
@@ -178,8 +179,9 @@ def test_a_caller_may_leave_in_any_phase(phase: str, kinds: list[type]) -> None:
 @pytest.mark.parametrize("phase", ["queued", "sent", "streaming"])
 def test_who_is_ended_at_the_shutdown_failed_and_did_not_leave(phase: str) -> None:
     made = Driver(replicas=1)
-    request = busy = made.arrive(tokens=9_000)
+    request = busy = behind = made.arrive(tokens=9_000)
     if phase == "queued":
+        behind = made.arrive(tokens=9_000)
         request = made.arrive(tokens=9_000)
         assert made.live(request).phase is Phase.QUEUED
     elif phase == "streaming":
@@ -195,6 +197,7 @@ def test_who_is_ended_at_the_shutdown_failed_and_did_not_leave(phase: str) -> No
     assert (row.outcome, row.reason) == (Outcome.ERROR, Reason.SHUT_DOWN)
     assert [type(effect) for effect in made.shut_down(request)] == [], "twice is once"
     if busy != request:
+        made.leave(behind)
         made.leave(busy)
     invariants.over(made.plane)
 

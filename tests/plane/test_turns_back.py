@@ -87,7 +87,10 @@ class Timed:
 def test_a_lender_whose_work_becomes_urgent_is_the_next_to_be_sent(
     tokens: int, offset: int
 ) -> None:
-    """Nobody goes between, and it goes as soon as there is room: within one dispatch window."""
+    """Nobody goes between, and it goes as soon as there is room: within one dispatch window.
+
+    That is what waits in the engine, behind the prompt at its front.
+    """
     timed = Timed()
     timed.flood = {"b": 6, "c": 6}
     timed.run(1 * S + offset)
@@ -101,7 +104,8 @@ def test_a_lender_whose_work_becomes_urgent_is_the_next_to_be_sent(
     timed.run(urgent + 2 * S)
     after = [(at, who, one) for at, who, one in timed.turns if at >= urgent]
     assert after[0][1:] == ("a", request)
-    assert after[0][0] <= urgent + WINDOW_NS
+    front = H100.prefill_ns(timed.tokens, 0, 0, 0, H100.token_budget)
+    assert after[0][0] <= urgent + WINDOW_NS + front
 
 
 def test_who_has_lent_for_long_is_owed_its_memory_and_then_has_its_share() -> None:

@@ -67,11 +67,14 @@ def test_kv_pressure_rises_without_a_pole() -> None:
 # The window ----------------------------------------------------------------------------------
 
 WINDOW = [
-    # (i) prefill in flight stays within the window, or is zero
-    ({"pending_prefill_ns": 50 * MS}, 80 * MS, True),
-    ({"pending_prefill_ns": 50 * MS + 1}, 80 * MS, False),
+    # (i) prefill behind the prompt at the front stays within the window, or is zero
+    ({"pending_prefill_ns": 90 * MS, "behind_ns": 50 * MS}, 80 * MS, True),
+    ({"pending_prefill_ns": 90 * MS, "behind_ns": 50 * MS + 1}, 80 * MS, False),
     ({"pending_prefill_ns": 0, "decodes": 1, "prefill_ns": 10 * S}, 80 * MS, True),
-    ({"pending_prefill_ns": 1, "prefill_ns": 150 * MS}, 80 * MS, False),
+    ({"pending_prefill_ns": 1, "behind_ns": 1, "prefill_ns": 150 * MS}, 80 * MS, False),
+    ({"pending_prefill_ns": 1, "prefill_ns": 600 * MS}, 80 * MS, True),
+    # a long prompt goes to an engine that prefills nothing
+    ({"pending_prefill_ns": 1, "prefill_ns": 600 * MS + 1}, 80 * MS, False),
     # (ii) the step holds the tightest running gap and the newcomer's own
     ({"decodes": 1, "tightest_gap_ns": 12 * MS}, 80 * MS, True),
     ({"decodes": 1, "tightest_gap_ns": 12 * MS - 1}, 80 * MS, False),

@@ -17,7 +17,7 @@ from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.fairness.backlog import NEVER, NONE, Turn, Waiting, is_patient
 from headrace.policy.fairness.shares import Side
 from headrace.policy.predict.demand import output_limit
-from headrace.policy.routing.seconds import UNBOUNDED, is_open
+from headrace.policy.routing.seconds import UNBOUNDED, is_long, is_open
 from headrace.units import DurationNs, InstantNs, ceil_div, later
 
 SPARE = 3, 2
@@ -291,9 +291,11 @@ def _may_be_open(load: Load, facts: PoolFacts, blocks: int, prefill: int) -> boo
     """
     if facts.window_ns >= UNBOUNDED:
         return True
-    behind = load.behind_ns
+    window = facts.window_ns
+    behind = load.behind_ns(window)
     return (
-        (not behind or behind + prefill <= facts.window_ns)
+        (not behind or behind + prefill <= window)
+        and not (load.pending_prefill_ns and is_long(prefill, window))
         and load.attempts < facts.spec.profile.max_running
         and load.blocks + blocks <= facts.blocks_total
     )
@@ -310,7 +312,9 @@ def _book(
     m.state.attempts += 1
     attempt = AttemptId(m.state.attempts)
     load = ledger.loads[chosen.incarnation]
-    flight = _flight(live, placement, load, facts, now)
+    # Others are held to what its class promises: a tighter bound of its own is no claim on them.
+    promised = settings.bounds[live.slo_class].gap_ns
+    flight = _flight(live, placement, load, facts, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
     ledger.book(attempt, flight, settings.prices[live.model])
@@ -347,7 +351,12 @@ def _book(
 
 
 def _flight(
-    live: Live, placement: Placement, load: Load, facts: PoolFacts, now: InstantNs
+    live: Live,
+    placement: Placement,
+    load: Load,
+    facts: PoolFacts,
+    now: InstantNs,
+    gap_ns: DurationNs,
 ) -> Flight:
     """Return what is booked for an attempt."""
     request, profile = live.request, facts.spec.profile
@@ -367,6 +376,6 @@ def _flight(
         prefill_ns=prefill,
         charged=0,
         way=live.way,
-        gap_ns=live.bounds.gap_ns,
+        gap_ns=gap_ns,
         sent_at=now,
     )

@@ -137,8 +137,8 @@ class _Asked:
         front = nearest(views)
         if front is not None:
             behind = min(front.behind_ns, max(0, front.window_ns - front.prefill_ns))
-            before = front.pending_prefill_ns - front.behind_ns + behind
-            self.in_engine_ns = before + front.prefill_ns
+            first = max(0, front.prefill_left_ns - front.behind_ns)
+            self.in_engine_ns = min(first, front.window_ns) + behind + front.prefill_ns
         profile, margin = self.facts.spec.profile, request.input_margin
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else _NOTHING
         shares, way = m.shares(self.model), self.way

@@ -280,7 +280,7 @@ def view(
         replica.name,
         replica.incarnation,
         load.pending_prefill_ns,
-        load.behind_ns,
+        load.behind_ns(facts.window_ns),
         left,
         decodes,
         context,

@@ -14,6 +14,7 @@ from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, Ten
 from headrace.model.paths import Path
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
+from headrace.policy.routing.seconds import is_long
 from headrace.units import (
     NS_PER_S,
     Blocks,
@@ -122,10 +123,13 @@ class Load(Struct):
     tightest: DurationNs | None = None
     """The least of them."""
 
-    @property
-    def behind_ns(self) -> DurationNs:
-        """Prefill behind the first one."""
-        return DurationNs(self.pending_prefill_ns - self.front_ns)
+    def behind_ns(self, window: DurationNs) -> DurationNs:
+        """Return the prefill that a window holds: what waits in the engine, behind the prompt at its front.
+
+        A long front is no place to wait behind: it counts as well.
+        """
+        front = self.front_ns
+        return DurationNs(self.pending_prefill_ns - (0 if is_long(front, window) else front))
 
     def prefill_left_ns(self, now: InstantNs) -> DurationNs:
         """Return the prefill in front of a newcomer, what the first one has had taken off.

@@ -35,8 +35,8 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much a replica is handed before it shows a first token, and what is held back of it."""
 
     prefill_ms: Annotated[float, Meta(gt=0, le=60_000)] = 150.0
-    """Predicted prefill in flight. 150: two steps, or a report period plus a round trip; more would
-    sink the order into the engine's own queue."""
+    """Predicted prefill that may wait in a replica, behind the prompt at its front. 150: two steps, or a
+    report period plus a round trip; more would sink the order into the engine's own queue."""
     kv_reserve: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     """Share of the KV pool kept for growth beyond the predicted p90."""
     route_ms: Annotated[float, Meta(ge=0, le=1_000)] = 2.0

@@ -65,6 +65,15 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return chosen
 
 
+FRONT = 4
+"""Windows that a prompt may take, and be computed behind another or have another behind it. 4: most prompts."""
+
+
+def is_long(prefill_ns: int, window_ns: int) -> bool:
+    """Return whether a prompt is so long that it goes to an engine that prefills nothing, and alone."""
+    return prefill_ns > FRONT * window_ns
+
+
 def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
     """Return whether a replica may be sent this request now (design: dispatch window).
 
@@ -80,6 +89,8 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
         return False
     if not view.pending_prefill_ns and not view.decodes:
         return True
+    if view.pending_prefill_ns and is_long(view.prefill_ns, view.window_ns):
+        return False
     if view.behind_ns and view.behind_ns + view.prefill_ns > view.window_ns:
         return False
     tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
