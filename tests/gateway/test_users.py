@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from headrace.config.schema import Settings
 from headrace.gateway.clock import LoopClock
-from headrace.model.deployment import ClassSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import ClassSpec, OrganisationSpec, PoolSpec, TenantSpec
 from headrace.model.event import RequestArrived
+from headrace.model.paths import SEPARATOR
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig
 from tests.gateway.managed import Managed
@@ -55,6 +58,14 @@ async def served(engine: ObedientEngine, most: int) -> list[str | None]:
 def files(folder: Path) -> list[Path]:
     """Return every file below a folder."""
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def ways(held: Managed) -> list[list[str]]:
+    """Return where in the tree what was charged stands, of nodes that are remembered."""
+    trees = held.driver.plane.state.ledger.shares.values()
+    return [
+        [part[1:] for part in key.split(SEPARATOR)[1:]] for one in trees for key in one.counters
+    ]
 
 
 async def settle(callers: list[Caller]) -> None:
@@ -154,4 +165,38 @@ async def test_messages_tell_a_user_in_a_field_of_their_own(
     await same.done()
     again = [event for _, event in held.pages.records() if isinstance(event, RequestArrived)][-1]
     assert [event.request.user == again.request.user for event in arrived] == [known] * len(arrived)
+    held.finish()
+
+
+async def test_keys_made_at_run_time_and_reloads_leave_the_tree_sound() -> None:
+    """A key of a team is in the team's place; one of its own stands beside the organisations."""
+    tree = PlaneConfig(
+        **{
+            **{name: getattr(deployment(), name) for name in PlaneConfig.__struct_fields__},
+            "organisations": (OrganisationSpec(name="acme", minimum=0.2),),
+            "tenants": (
+                TenantSpec(name="free", organisation="acme", by_user=True, maximum=0.9),
+                TenantSpec(name="slow", organisation="acme"),
+                *(TenantSpec(name=name) for name in ("single", "narrow")),
+            ),
+        }
+    )
+    file: list[Settings] = []
+    held = Managed(config=tree, reread=lambda: file[-1])
+    file.append(held.settings)
+    team = (await held.order("/key/generate", {"team_id": "free"})).json["key"]
+    own = (await held.order("/key/generate", {"key_alias": "own", "rpm_limit": 9})).json["key"]
+    for key in (team, own):
+        assert (await held.ask(key=key, user="u").done()).status == 200
+    found = ways(held)
+    assert ["interactive", "acme", "free"] in found
+    assert ["interactive", "own"] in found
+    moved = replace(tree, tenants=(replace(tree.tenants[0], organisation=None), *tree.tenants[1:]))
+    file.append(replace(held.settings, deployment=moved))
+    assert (await held.order("/reload")).status == 200
+    assert (await held.ask(key=team, user="u").done()).status == 200
+    assert (await held.order("/key/delete", {"key_aliases": ["own"]})).status == 200
+    found = ways(held)
+    assert ["interactive", "free"] in found
+    assert not [way for way in found if "own" in way or ("acme" in way and "free" in way)]
     held.finish()
