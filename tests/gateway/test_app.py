@@ -222,7 +222,7 @@ async def test_no_ready_replica_is_503() -> None:
 
 async def test_a_deadline_that_passes_in_the_queue_is_504() -> None:
     gateway, engine = obedient()
-    blocking = gateway.ask(messages=[{"role": "user", "content": "x" * 60_000}])
+    blocking = gateway.ask(messages=[{"role": "user", "content": "x" * 72_000}])
     late = await gateway.ask(stream=True).done()
     assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
     assert late.error["headrace"]["outcome"] == "fail"
@@ -277,7 +277,7 @@ async def test_a_failure_before_the_first_byte_went_out_still_has_its_status() -
 async def test_a_caller_that_leaves_frees_everything(phase: str, *, stream: bool) -> None:
     gateway, engine = obedient()
     if phase == "queued":
-        blocking = gateway.ask(messages=[{"role": "user", "content": "x" * 60_000}])
+        blocking = gateway.ask(messages=[{"role": "user", "content": "x" * 72_000}])
         await reach(gateway.clock, 1)
     caller = gateway.ask(stream=stream)
     await reach(gateway.clock, 2)

@@ -19,7 +19,7 @@ from tests.gateway.scenes import KEYS, Caller, Gateway, ObedientEngine, deployme
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
-LONG = [{"role": "user", "content": "x" * 60_000}]
+LONG = [{"role": "user", "content": "x" * 72_000}]
 TENANTS = (
     TenantSpec(name="free", rpm_limit=100, tpm_limit=1_000_000),
     TenantSpec(name="slow", rpm_limit=1, tpm_limit=1_000_000),

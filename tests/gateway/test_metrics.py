@@ -434,7 +434,7 @@ async def test_who_waits_long_is_seen_and_shares_once_two_have_waited_for_a_minu
     callers = [
         gateway.ask(
             key=KEYS[name],
-            messages=[{"role": "user", "content": f"{nth} word " * 8_000}],
+            messages=[{"role": "user", "content": f"{nth} word " * 9_500}],
             stream=True,
         )
         for nth, name in enumerate(("free", "single") * 4)

@@ -41,7 +41,7 @@ async def flood(gateway: Gateway, count: int, *, every_ms: int, tokens: int = 8_
 
 
 async def test_the_same_configuration_decides_the_same() -> None:
-    config = deployment(replicas=2, ttft_ms=600.0)
+    config = deployment(replicas=2, ttft_ms=1_200.0)
     shadow = Shadow(config)
     gateway = Gateway(lambda c: [emulated(c, 0), emulated(c, 1)], config=config, shadow=shadow)
     await flood(gateway, 120, every_ms=40)
@@ -117,10 +117,11 @@ async def test_what_only_the_shadow_admits_ends_there_at_once() -> None:
 
 
 async def test_what_the_shadow_lets_wait_leaves_when_it_is_really_over() -> None:
-    shadow = Shadow(deployment())
-    gateway, engine = obedient(shadow, config=passing(deployment()))
+    patient = deployment(ttft_ms=9_000.0)
+    shadow = Shadow(patient)
+    gateway, engine = obedient(shadow, config=passing(patient))
     for nth in (1, 2, 3):
-        gateway.driver.offer(request(nth, tokens=8_000), ask())
+        gateway.driver.offer(request(nth, tokens=16_000), ask())
     assert len(engine.calls) == 3, "the real one holds nobody back"
     first, second, third = (call.dispatch.attempt for call in engine.calls)
     state = shadow.plane.state
@@ -161,7 +162,7 @@ async def test_a_shadow_has_timers_of_its_own() -> None:
     shadow = Shadow(deployment())
     gateway, engine = obedient(shadow, config=passing(deployment()))
     for nth in (1, 2):
-        gateway.driver.offer(request(nth, tokens=8_000), ask())
+        gateway.driver.offer(request(nth, tokens=16_000), ask())
     assert gateway.driver.plane.next_timer() is None
     due = shadow.next_timer()
     assert due is not None

@@ -35,7 +35,7 @@ from tests.gateway.test_engine_exits import GAP_S, WORDS, World
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
-LONG = [{"role": "user", "content": "x" * 60_000}]
+LONG = [{"role": "user", "content": "x" * 66_000}]
 
 
 @pytest_asyncio.fixture
@@ -275,7 +275,7 @@ async def test_a_body_of_tiny_parts_is_refused_before_it_is_read(
 
 async def test_load_raises_what_is_seen_of_it() -> None:
     """Saturation is read off the state that admission uses (trap 19)."""
-    gateway, _ = obedient()
+    gateway, _ = obedient(config=deployment(ttft_ms=9_000.0))
     key = ModelName(MODEL), ClassName("interactive")
     assert waiting(gateway.driver.plane).classes[key].count == 0
     callers = [gateway.ask(messages=LONG) for _ in range(3)]

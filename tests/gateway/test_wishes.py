@@ -21,7 +21,7 @@ from tests.gateway.test_engine_exits import World
 
 TENANT = TenantId("free")
 TTL = "x-llm-d-inference-ttl"
-LONG = [{"role": "user", "content": "x" * 60_000}]
+LONG = [{"role": "user", "content": "x" * 72_000}]
 
 
 def session(*headers: tuple[bytes, bytes], tenant: TenantId = TENANT) -> bytes | None:
@@ -41,7 +41,7 @@ def test_the_leftmost_name_of_a_session_counts() -> None:
 
 
 def test_a_session_is_short_and_plain_whatever_it_was_and_its_tenants_own() -> None:
-    found = {session((b"x-session-id", value)) for value in (b"one", b"x" * 60_000, b"\xff\r\n: y")}
+    found = {session((b"x-session-id", value)) for value in (b"one", b"x" * 72_000, b"\xff\r\n: y")}
     found.add(session((b"x-session-id", b"one"), tenant=TenantId("slow")))
     assert len(found) == 4
     for one in found:
