@@ -68,7 +68,8 @@ def ledger() -> Ledger:
 def wait(books: Ledger, tenant: str = TENANT, model: ModelName = MODEL) -> None:
     """Let a tenant have had something waiting for a moment."""
     books.share_out(model, Rules())
-    books.pass_by(model, way(tenant=tenant))
+    books.come(model, way(tenant=tenant))
+    books.gone(model, way(tenant=tenant))
 
 
 def counter(books: Ledger, tenant: str = TENANT, model: ModelName = MODEL) -> int:

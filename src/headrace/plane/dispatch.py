@@ -78,10 +78,13 @@ def at_once(m: Machine, known: ModelState, live: Live, now: InstantNs) -> bool:
     patient = is_patient(order, min(live.key, live.latest_start), now)
     if patient and held_back(m, known, live):
         return False
-    m.state.ledger.pass_by(live.model, live.way)
+    m.state.ledger.come(live.model, live.way)
     request, queue = live.request, live.way[-1].key
     turn = Turn(request.tenant, request.id, live.slo_class, False, False, patient, queue)
-    return _place(m, known, live, turn, now)
+    if not _place(m, known, live, turn, now):
+        return False
+    m.state.ledger.gone(live.model, live.way)
+    return True
 
 
 def enqueue(m: Machine, known: ModelState, live: Live, *, again: bool = False) -> None:
@@ -167,7 +170,7 @@ def _place(m: Machine, known: ModelState, live: Live, turn: Turn, now: InstantNs
         gap_ns=live.bounds.gap_ns,
         turn=terms,
         key=live.key,
-        score=turn.score,
+        score=turn.score if terms else None,
         cost=settings.prices[live.model].revision,
         lent=turn.lent,
         patient=turn.patient,

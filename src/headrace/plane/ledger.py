@@ -228,9 +228,13 @@ class Ledger(Struct):
         shares.rules = rules
         return shares
 
-    def pass_by(self, model: ModelName, way: Path) -> None:
-        """Lift a queue that is backlogged for this one moment: its request goes at once."""
-        self.shares[model].pass_by(way)
+    def come(self, model: ModelName, way: Path) -> None:
+        """Lift a queue that is backlogged for this one moment, in which its request may go."""
+        self.shares[model].come(way)
+
+    def gone(self, model: ModelName, way: Path) -> None:
+        """Note that it went, and nothing waits there any more."""
+        self.shares[model].gone(way)
 
     def rebase(self, model: ModelName, price: Price) -> None:
         """Start a model's counters anew under another cost: they hold what is in flight, no more.

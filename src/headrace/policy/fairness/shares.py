@@ -115,16 +115,21 @@ class Shares(Struct):
         if last.level is Level.USER and not self.waiting.get(last.key):
             self._idle(last.key)
 
-    def pass_by(self, way: Path) -> None:
-        """Let a queue's request go at once where nothing waits: as if it had joined and left."""
+    def come(self, way: Path) -> None:
+        """Lift a queue whose request may go at once, where nothing waits: as `join` would."""
         assert not self.waiting, "somebody waits"
-        parent, last_out = ROOT, self.last_out
+        parent = ROOT
         for step in way:
-            key = step.key
-            if last_out.get(parent) != key or step.minimum or step.maximum < MICRO:
+            if self.last_out.get(parent) != step.key or step.minimum or step.maximum < MICRO:
                 self._lift(parent, step)
-                last_out[parent] = key
-            parent = key
+            parent = step.key
+
+    def gone(self, way: Path) -> None:
+        """Remember a queue whose request went at once: as `leave` would."""
+        parent = ROOT
+        for step in way:
+            self.last_out[parent] = step.key
+            parent = step.key
         if way[-1].level is Level.USER:
             self.idle_users.pop(parent, None)
             self._idle(parent)
@@ -172,8 +177,7 @@ class Shares(Struct):
     def receive(self, way: Path, counters: tuple[int, ...]) -> None:
         """Take over where another that schedules the same nodes says that their counters stand.
 
-        An engine counts on from there by what it makes itself: base = max(base + local, told). A
-        node's counter can only be behind, by what was served elsewhere.
+        An engine counts on from there by what it makes: base = max(base + local, told).
         """
         for step, told in zip(way, counters, strict=True):
             if told > self.counters.get(step.key, 0):
@@ -240,10 +244,7 @@ class Shares(Struct):
         return min(max(moved, clock - reach), clock + reach)
 
     def rebase(self) -> None:
-        """Start all counters anew, as under another cost: what was served before counts for nobody.
-
-        Call it while nobody is listed.
-        """
+        """Start all counters anew, as under another cost; call it while nobody is listed."""
         assert not any(side for side in self.sides), "somebody is listed"
         self.counters = dict.fromkeys(self.counters, 0)
         self.served, self.lows, self.highs = {}, {}, {}
@@ -294,10 +295,7 @@ class Shares(Struct):
         self._rise(way)
 
     def bias(self, since: int) -> int:
-        """Return how far a turn stands behind its counter by when its request came.
-
-        All ages grow alike, so that the present instant drops out.
-        """
+        """Return how far a turn stands behind its counter by when its request came: all ages grow alike."""
         return since * self.rules.aging // NS_PER_S
 
     def _rise(self, way: Path) -> None:
