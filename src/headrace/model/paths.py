@@ -63,7 +63,7 @@ class Band(IntEnum):
     FAIR = 1
     """Its counter was the least."""
     CAPPED = 2
-    """It was over its maximum, and so was everybody else who waited."""
+    """It was over its maximum, and nobody within theirs had urgent work."""
 
 
 class Term(Struct, frozen=True, gc=False):

@@ -251,7 +251,10 @@ def wait_rows(evidence: EntryEvidence, wait_ns: int | None) -> Iterator[Row]:
         "debt", _ms(facts.debt_ns), "ms", "work of others before its counter is the least again"
     )
     yield Row(
-        "counter", count(evidence.tenant_counter), "", f"least: {count(evidence.least_counter)}"
+        "counter",
+        count(evidence.tenant_counter),
+        "",
+        f"least of the others that wait: {count(evidence.least_counter)}",
     )
     rate = facts.rate_micro / MICRO
     yield Row("work rate", f"{rate:,.3f}", "s/s", f"of {evidence.ready} ready replicas")
@@ -277,7 +280,8 @@ def turn_rows(sent: Sent) -> Iterator[Row]:
     yield Row("unit", evidence.cost, "", "what counters count: the revision of the cost")
     yield Row("lent", _yes(evidence.lent), "", "a tenant further under its share could wait")
     yield Row("patient", _yes(evidence.patient), "", "it can wait itself, or is hopeless")
-    yield Row("slack", _ms(record.slack_ns), "ms", "to its first-token bound, when it was sent")
+    slack = _ms(record.slack_ns) if record.slack_ns < FAR // 2 else NONE
+    yield Row("slack", slack, "ms", "to its first-token bound, when it was sent")
     if sent.dispatch is not None:
         late = "past its latest start, behind its tenant's others"
         yield Row("relegated", _yes(sent.dispatch.relegated), "", late)
@@ -307,7 +311,10 @@ def key_rows(sent: Sent) -> Iterator[Row]:
         yield Row(f"key of {kind}", _ms(key), "ms", told)
     elif key - sent.record.at < FAR // 2:
         yield Row(
-            f"key of {kind}", _ms(key - sent.record.at), "ms", f"{told}, from when it was sent"
+            f"key of {kind}",
+            _ms(key - sent.record.at),
+            "ms",
+            f"{told}, or when it lets nobody pass; from when it was sent",
         )
     else:
         yield Row(f"key of {kind}", NONE, "", f"{told}: it has none")
@@ -316,7 +323,7 @@ def key_rows(sent: Sent) -> Iterator[Row]:
 _BANDS = {
     Band.MINIMUM: "under its minimum: before all counters",
     Band.FAIR: "by its counter",
-    Band.CAPPED: "over its maximum, as was everybody else who waited",
+    Band.CAPPED: "over its maximum, and nobody within theirs had urgent work",
 }
 
 
