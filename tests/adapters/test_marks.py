@@ -11,11 +11,11 @@ from headrace.adapters.engines.outgoing import Marks, edited, marked
 from headrace.model.effect import Dispatch
 from headrace.model.engine import EngineKind
 from headrace.ports.engine import Route
-from headrace.units import NS_PER_S, InstantNs
+from headrace.units import NS_PER_S, InstantNs, ms
 from tests.adapters.test_outgoing import ask, dispatch
 
 NOW = InstantNs(10 * NS_PER_S)
-SOON = replace(dispatch(), deadline=InstantNs(11 * NS_PER_S))
+SOON = replace(dispatch(), deadline=InstantNs(11 * NS_PER_S), gap_ns=ms(80))
 LATER = replace(dispatch(), deadline=InstantNs(90 * NS_PER_S))
 HOPELESS = replace(dispatch(), deadline=InstantNs(9 * NS_PER_S), relegated=True)
 RANKED = (EngineKind.VLLM, EngineKind.SGLANG)
@@ -50,7 +50,7 @@ def test_a_caller_does_not_raise_itself(route: Route) -> None:
     assert ours["priority"] == 11_000
 
 
-@pytest.mark.parametrize("route", [Route.CHAT, Route.COMPLETIONS])
+@pytest.mark.parametrize("route", [one for one in Route if one is not Route.EMBEDDINGS])
 def test_metadata_joins_the_callers_own_and_is_not_overridden(route: Route) -> None:
     told = sent(
         route,
@@ -63,8 +63,16 @@ def test_metadata_joins_the_callers_own_and_is_not_overridden(route: Route) -> N
         "headrace_class": "c",
         "headrace_way": '[[1,"c",4,7],[3,"t",1,9]]',
         "headrace_left_ms": 1_000,
+        "headrace_gap_ms": 80,
         "headrace_relegated": 0,
     }
+
+
+@pytest.mark.parametrize("route", Route)
+def test_a_caller_says_nothing_in_our_name(route: Route) -> None:
+    theirs = {"theirs": 1, "headrace_way": '[[3,"me",1000,0]]'}
+    told = sent(route, marks(SOON, None), vllm_xargs=theirs)
+    assert told["vllm_xargs"] == {"theirs": 1}
 
 
 def test_metadata_that_is_no_object_is_the_engines_to_refuse() -> None:

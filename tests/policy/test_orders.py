@@ -26,7 +26,7 @@ from headrace.policy.ordering.orders import (
 )
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade
-from headrace.replica.turns import LATE_NS
+from headrace.policy.fairness.line import LATE_NS
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, WorkNs, ms, seconds
 from tests.plane.scenes import Driver, config, patient
 from tests.plane.scenes import small as small_h100

@@ -13,6 +13,8 @@ Knows steps and tokens, no time but the instant that a boundary has; `core` hold
 
 from heapq import heappop, heappush
 
+from msgspec.structs import replace
+
 from headrace.model.engine import Preemption
 from headrace.policy.batching.knobs import Break, Knobs
 from headrace.replica.holders import Holders, part_of
@@ -49,6 +51,9 @@ class Batch(Holders):
         contests = yielding.keeps
         if contests and (loser := self._slots.loser(self, knobs, now)):
             self._preempt(loser, now, for_slot=True)
+        unlimited = knobs.chunk_limit is not None and self._one_prompt()
+        if unlimited:
+            knobs = replace(knobs, chunk_limit=None)
         before = yielding.preemptions
         left = knobs.token_budget
         if knobs.mixed:
@@ -69,12 +74,16 @@ class Batch(Holders):
         if self._aside is not None:
             self.waiting.push(self._aside, now, self.steps)
             self._aside = None
-        self.alone = yielding.preemptions > before or yielding.moving > 0
+        self.alone = unlimited or yielding.preemptions > before or yielding.moving > 0
         if contests and self.waiting.count and self.reseated:
             self.alone = True
         running = len(self.decodes) + len(self.prefills)
         full = left <= 0 or running >= knobs.running_limit
         self.closed = (full or self._door.rules.admit_every > 1) and not contests
+
+    def _one_prompt(self) -> bool:
+        """Return whether one prompt is all there is: then its chunks are not limited, as in vLLM."""
+        return not self.decodes and len(self.prefills) + self.waiting.count == 1
 
     def _grant(self, now: InstantNs) -> None:
         """Give the decodes their blocks of the planned step, preempting for them."""

@@ -16,6 +16,7 @@ from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
+from headrace.policy.fairness.line import LATE_NS
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.audit import audit
 from headrace.replica.batch import Batch
@@ -25,7 +26,7 @@ from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
-from headrace.replica.turns import LATE_NS, Turns
+from headrace.replica.turns import Turns
 from headrace.replica.yielding import GaveWay, Yielding
 from headrace.units import (
     BLOCK_TOKENS,

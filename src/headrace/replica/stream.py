@@ -8,6 +8,7 @@ from headrace.model.engine import Usage
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.paths import Level, Link, Path, path, tenant_parent
 from headrace.policy.batching.knobs import Entry
+from headrace.policy.fairness.line import Seat
 from headrace.replica.gaps import Account
 from headrace.replica.job import Finished, Job
 from headrace.units import BLOCK_TOKENS, DurationNs, InstantNs, Tokens
@@ -97,6 +98,21 @@ class Stream:
             computed=Tokens(computed),
             made=Tokens(made),
             gap_ns=job.gap_bound_ns,
+        )
+
+    def seat(self) -> Seat:
+        """Return what the line for a slot may know."""
+        job = self.job
+        return Seat(
+            serial=self.serial,
+            tenant=job.tenant,
+            way=self.way,
+            counters=job.counters,
+            arrived_at=self.arrived_at,
+            deadline=job.deadline,
+            prompt_tokens=job.prompt_tokens,
+            target=self.target,
+            relegated=job.relegated,
         )
 
     def goes_on(self, start: int) -> bool:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from headrace.model.engine import Preemption, Yielded
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
-from headrace.policy.batching.knobs import BatchingPolicy, Entry
+from headrace.policy.batching.knobs import BatchingPolicy, Entry, Key
 from headrace.policy.batching.preemption import (
     Choice,
     Held,
@@ -27,6 +27,7 @@ from headrace.policy.batching.preemption import (
     block_bytes,
     choose,
     gives_way,
+    giving_way,
     marked,
     tied,
     yields,
@@ -84,14 +85,12 @@ class Yielding:
 
         `entries` are what a policy may know of the streams, `held` says what one holds.
         """
-        equals = tied(entries, self._key)
-        if len(equals) == 1:
-            return streams[equals[0]]
 
-        def rank(one: Stream) -> tuple[int, int]:
+        def pause(nth: int) -> Key:
+            one = streams[nth]
             return self._price(held(one)).per_block_ns, -one.serial
 
-        return min((streams[nth] for nth in equals), key=rank)
+        return streams[giving_way(entries, self._key, pause)[0]]
 
     def loser(self, running: list[Stream], entries: list[Entry], head: Entry) -> Stream | None:
         """Return who would give its slot to the first in line, if anybody is less urgent."""

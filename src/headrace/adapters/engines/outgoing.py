@@ -12,9 +12,9 @@ from msgspec import Raw, Struct
 
 from headrace.adapters.engines.kinds import Priority
 from headrace.model.effect import Dispatch
-from headrace.model.paths import Path
+from headrace.model.told import PREFIX, Told
 from headrace.ports.engine import Ask, Route
-from headrace.units import NS_PER_MS, InstantNs
+from headrace.units import NS_PER_MS, DurationNs, InstantNs
 
 _OUTPUT_LIMITS: dict[Route, tuple[str, ...]] = {
     # Both are known to vLLM, SGLang and llama.cpp; the first is what all their releases know, so it is
@@ -30,6 +30,7 @@ _STREAM_OPTIONS = "stream_options"
 _WITH_OPTIONS = (Route.CHAT, Route.COMPLETIONS)
 """Routes whose requests have `stream_options`, and, with vLLM and SGLang, the two fields that make an
 answer exactly so long."""
+_WITH_METADATA = frozenset(Route) - {Route.EMBEDDINGS}
 _TRUE = Raw(b"true")
 _NULL = Raw(b"null")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
@@ -62,32 +63,24 @@ def marked(
     """Return what to tell an engine of a request that is sent `now`.
 
     Our own scale is the first-token deadline in ms, those that can no longer make it last; it is turned
-    round for engines where more comes first. Metadata has time left instead of instants, since clocks of
-    two machines differ.
+    round for engines where more comes first.
     """
     number = None
     if priority is not None:
         late = dispatch.deadline // NS_PER_MS + (_RELEGATED if dispatch.relegated else 0)
         number = late if priority.lower_first else -late
-    told: dict[str, str | int] | None = None
+    told = None
     if metadata:
-        told = {
-            "headrace_tenant": dispatch.tenant,
-            "headrace_class": dispatch.slo_class,
-            "headrace_way": told_way(dispatch.way, dispatch.counters),
-            "headrace_left_ms": (dispatch.deadline - now) // NS_PER_MS,
-            "headrace_relegated": int(dispatch.relegated),
-        }
+        told = Told(
+            tenant=dispatch.tenant,
+            slo_class=dispatch.slo_class,
+            way=dispatch.way,
+            counters=dispatch.counters,
+            left_ns=DurationNs(dispatch.deadline - now),
+            gap_ns=dispatch.gap_ns,
+            relegated=dispatch.relegated,
+        ).scalars()
     return Marks(priority=number, metadata=told)
-
-
-def told_way(way: Path, counters: tuple[int, ...]) -> str:
-    """Return where a request stands in the share tree, as JSON: [level, name, weight, counter] each.
-
-    One string, since engines take scalars only.
-    """
-    told = [(int(s.level), s.name, s.weight, c) for s, c in zip(way, counters, strict=True)]
-    return msgspec.json.encode(told).decode()
 
 
 def edited(
@@ -106,7 +99,7 @@ def edited(
       not streamed has no such options, since engines refuse them. `continuous`: it asks for it in each
       frame too.
     - `priority` is ours where the engine reads it, and never the caller's, who must not raise itself
-      (FAIR-4); metadata joins the caller's own.
+      (FAIR-4); metadata joins the caller's own, which never has names of ours.
     - A replay whose length is known makes exactly so many tokens, where the route lets us say so.
 
     If nothing is to be changed, these are the caller's own bytes.
@@ -147,20 +140,21 @@ def _limit(ask: Ask, dispatch: Dispatch, fields: dict[str, Raw], changes: dict[s
 
 
 def _mark(ask: Ask, marks: Marks, fields: dict[str, Raw], changes: dict[str, Raw]) -> None:
-    """Note a request's rank, on the routes where engines take it."""
-    if ask.route not in _WITH_OPTIONS:
-        return
-    if marks.priority is not None:
+    """Note a request's rank, on the routes where engines take it, and in no caller's name."""
+    if ask.route in _WITH_OPTIONS and marks.priority is not None:
         changes[_PRIORITY] = _number(marks.priority)
-    if marks.metadata is not None:
-        own: dict[str, Raw] = {}
-        if fields.get(_METADATA, _NULL) != _NULL:
-            try:
-                own = _FIELDS.decode(fields[_METADATA])
-            except _UNREADABLE:
-                return  # the engine's to refuse
+    said: dict[str, Raw] = {}
+    if fields.get(_METADATA, _NULL) != _NULL:
+        try:
+            said = _FIELDS.decode(fields[_METADATA])
+        except _UNREADABLE:
+            return  # the engine's to refuse
+    own = {name: raw for name, raw in said.items() if not name.startswith(PREFIX)}
+    if ask.route in _WITH_METADATA and marks.metadata is not None:
         told = {name: Raw(_encode(value)) for name, value in marks.metadata.items()}
         changes[_METADATA] = Raw(_encode(own | told))
+    elif len(own) < len(said):
+        changes[_METADATA] = Raw(_encode(own))
 
 
 def _ask_usage(fields: dict[str, Raw], changes: dict[str, Raw], *, continuous: bool) -> None:

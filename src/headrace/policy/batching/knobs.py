@@ -1,7 +1,8 @@
 """What a batching policy sees and what it may turn.
 
 The engine plans each step itself: decodes first, one token each, then unfinished prompts, then
-waiting ones in key order, under the limits below; unmixed, prompts first and whole. A policy sees no true output length.
+waiting ones in the order of its line, under the limits below; unmixed, prompts first and whole. A
+policy sees no true output length. What vLLM's scheduler cannot do is said where it is declared.
 """
 
 from enum import IntFlag
@@ -62,10 +63,11 @@ class Knobs(Struct, frozen=True, kw_only=True):
     running_limit: int
     """Most requests with a slot; waiting ones start below it, running ones stay above it."""
     chunk_limit: int | None = None
-    """Most prompt tokens of one request in a step; None: the budget alone bounds them."""
+    """Most prompt tokens of one request in a step; None: the budget alone bounds them. Not where a request
+    is alone in the engine: nobody is there to be kept waiting."""
     mixed: bool = True
     """False: a step that has prompts leaves the decodes out, which stand still. The prompts are then
-    whole, together within the budget or one alone."""
+    whole, together within the budget or one alone. Emulated engines alone are able to."""
     holds: Holds = ONE_STEP
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ vLLM, offers `RECOMPUTE` alone, and what is left to it is whom.
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -204,6 +205,24 @@ def _poorest(counters: dict[TenantId, int]) -> list[TenantId]:
     least = min(counters.values())
     poorest = [tenant for tenant, counter in counters.items() if counter == least]
     return poorest if len(poorest) == 1 < len(counters) else []
+
+
+def giving_way(
+    entries: Sequence[Entry], key: Callable[[Entry], Key], pause: Callable[[int], Key], most: int = 1
+) -> list[int]:
+    """Return which of the entries give way first, at least `most` of them, as far as there are.
+
+    The greatest key first; of equals the one with the least `pause`, asked for only where keys tie.
+    """
+    keys = [key(entry) for entry in marked(entries)]
+    ranked = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
+    found: list[int] = []
+    for _, equals in groupby(ranked, key=keys.__getitem__):
+        tied = list(equals)
+        found += tied if len(tied) == 1 else sorted(tied, key=pause)
+        if len(found) >= most:
+            break
+    return found
 
 
 def tied(entries: Sequence[Entry], key: Callable[[Entry], Key]) -> list[int]:

@@ -50,7 +50,9 @@ class Steps:
     __slots__ = ("_ends", "_places", "_view", "tokens")
 
     def __init__(self, view: BatchView, chunk_limit: int | None = None) -> None:
-        """Lay out the prompts in front, of each no more than `chunk_limit` tokens."""
+        """Lay out the prompts in front, of each no more than `chunk_limit` tokens, but for one alone."""
+        if not view.decodes and view.prefills + view.waiting == 1:
+            chunk_limit = None
         self._view = view
         self._places: list[_Place] = []
         self._ends: list[int] = []
