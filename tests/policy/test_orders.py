@@ -11,6 +11,7 @@ from headrace.plane.state import Phase
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.contracts import Order
 from headrace.policy.fairness.backlog import is_patient, waiting_key
+from headrace.policy.fairness.line import LATE_NS
 from headrace.policy.ordering.orders import (
     FAR,
     EarliestDeadline,
@@ -26,7 +27,6 @@ from headrace.policy.ordering.orders import (
 )
 from headrace.replica.core import Replica
 from headrace.replica.job import FirstTokenMade
-from headrace.policy.fairness.line import LATE_NS
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, WorkNs, ms, seconds
 from tests.plane.scenes import Driver, config, patient
 from tests.plane.scenes import small as small_h100

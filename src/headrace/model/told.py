@@ -25,7 +25,9 @@ _Name = Annotated[str, Meta(max_length=256)]
 _Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Counter = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _WAY_DECODER = msgspec.json.Decoder(
-    Annotated[list[tuple[Level, _Name, _Weight, _Counter]], Meta(min_length=1, max_length=len(Level))]
+    Annotated[
+        list[tuple[Level, _Name, _Weight, _Counter]], Meta(min_length=1, max_length=len(Level))
+    ]
 )
 
 

@@ -48,6 +48,14 @@ class Holds(Struct, frozen=True, kw_only=True, gc=False):
     """Steps that start at or after this instant need new knobs."""
     breaks_on: Break = Break.ANYTHING
 
+    def is_over(self, steps: int, now: InstantNs, changed: Break) -> bool:
+        """Return whether new knobs are needed, after so many steps and what has changed since."""
+        return (
+            (self.max_steps is not None and steps >= self.max_steps)
+            or (self.until is not None and now >= self.until)
+            or bool(changed & self.breaks_on)
+        )
+
 
 ONE_STEP = Holds()
 """What a policy holds that says nothing."""

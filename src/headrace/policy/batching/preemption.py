@@ -208,7 +208,10 @@ def _poorest(counters: dict[TenantId, int]) -> list[TenantId]:
 
 
 def giving_way(
-    entries: Sequence[Entry], key: Callable[[Entry], Key], pause: Callable[[int], Key], most: int = 1
+    entries: Sequence[Entry],
+    key: Callable[[Entry], Key],
+    pause: Callable[[int], Key],
+    most: int = 1,
 ) -> list[int]:
     """Return which of the entries give way first, at least `most` of them, as far as there are.
 

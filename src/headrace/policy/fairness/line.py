@@ -140,9 +140,7 @@ class Line:
 
     def charge_output(self, way: Path, before: int, after: int) -> None:
         """Charge the tokens that a queue made: from one total to the next, so that when it is done rounds nothing."""
-        self._shares.charge(
-            way, self._rates.amount(0, 0, before), self._rates.amount(0, 0, after)
-        )
+        self._shares.charge(way, self._rates.amount(0, 0, before), self._rates.amount(0, 0, after))
 
     def counter(self, way: Path) -> int:
         """Return where the counter of a path's tenant stands."""

@@ -1,0 +1,173 @@
+"""From what vLLM's scheduler holds to what a policy sees, and from its knobs to vLLM's fields.
+
+The knobs' contract (`policy/batching/knobs`) is vLLM's own scheduling under other limits: decodes come
+first because they are put first in `running`, a budget is never less than they need, and whoever is to
+give way has the largest `priority` for the length of a step in which blocks may run out.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
+from headrace.adapters.vllm_plugin.queue import Ordered
+from headrace.model.profile import Profile
+from headrace.policy.batching.knobs import (
+    FRONT_PROMPTS,
+    BatchingPolicy,
+    BatchView,
+    Break,
+    Front,
+    Key,
+    Knobs,
+)
+from headrace.policy.batching.preemption import Victims, gives_way, giving_way
+from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Tokens
+
+VICTIMS = 32
+"""Requests that are ranked for giving way: more than a step takes from."""
+LOOKUPS = 4
+"""Waiting prompts whose cached part is looked up for a view: each costs a walk over its blocks. Those behind
+count as not cached, so that a step is rather shorter than foreseen."""
+_PRIORITY = 1 << 62
+"""Beyond any priority that a caller may give."""
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """How vLLM was set up."""
+
+    budget: int
+    """Tokens of a step."""
+    slots: int
+    chunk: int
+    """Its own limit to a prompt's chunk; 0: none."""
+    block_tokens: int
+    groups: int
+    """Kinds of KV cache, each with blocks of its own."""
+    decode_tokens: int
+    """Tokens that a decode may take of a step: more than 1 with speculation."""
+
+
+class Turner:
+    """Asks the policy when its knobs no longer hold, and turns vLLM's."""
+
+    def __init__(
+        self, policy: BatchingPolicy, profile: Profile, sizes: Sizes, victims: Victims
+    ) -> None:
+        """Start with nothing asked."""
+        self._policy, self._profile, self._sizes = policy, profile, sizes
+        self._key = gives_way if victims is Victims.FAIR else policy.victim_key
+        self._knobs: Knobs | None = None
+        self._steps = 0
+        self.changed = Break.NOTHING
+        """What happened since the knobs were asked for."""
+
+    def knobs(self, scheduler: Any, guests: Guests, queue: Ordered, now: InstantNs) -> Knobs:
+        """Return the knobs of the step that begins."""
+        knobs = self._knobs
+        if knobs is None or knobs.holds.is_over(self._steps, now, self.changed):
+            knobs = self._knobs = self._policy.knobs(self.view(scheduler, guests, queue, now))
+            self.changed, self._steps = Break.NOTHING, 0
+        self._steps += 1
+        return knobs
+
+    def view(self, scheduler: Any, guests: Guests, queue: Ordered, now: InstantNs) -> BatchView:
+        """Return what the policy may see at this boundary."""
+        decodes, prefills = split(scheduler.running)
+        gaps = [guests.running[one.request_id].gap_ns for one in decodes]
+        rest = sum(one.num_tokens - one.num_computed_tokens for one in prefills)
+        pool = scheduler.kv_cache_manager.block_pool
+        return BatchView(
+            now=now,
+            profile=self._profile,
+            decodes=len(decodes),
+            context=Tokens(sum(one.num_computed_tokens for one in decodes)),
+            prefills=len(prefills),
+            waiting=len(scheduler.waiting),
+            prefill_tokens=Tokens(rest + queue.tokens),
+            free_blocks=Blocks(
+                pool.get_num_free_blocks() * self._sizes.block_tokens // BLOCK_TOKENS
+            ),
+            tightest_gap_ns=DurationNs(min(gaps)) if gaps else None,
+            fronts=_fronts(scheduler, guests, queue, prefills),
+        )
+
+    def turn(self, scheduler: Any, knobs: Knobs) -> None:
+        """Set the limits of the step that begins."""
+        sizes = self._sizes
+        decodes, prefills = split(scheduler.running)
+        if prefills:
+            scheduler.running = decodes + prefills
+            self.changed |= Break.FIRST_TOKEN  # of one of them, at the end of this step
+        least = len(decodes) * sizes.decode_tokens
+        scheduler.max_num_scheduled_tokens = min(sizes.budget, max(knobs.token_budget, least, 1))
+        scheduler.max_num_active_reqs = min(sizes.slots, knobs.running_limit)
+        own = knobs.chunk_limit is None
+        chunk = sizes.chunk if knobs.chunk_limit is None else knobs.chunk_limit
+        scheduler.scheduler_config.long_prefill_token_threshold = (
+            chunk if own else max(chunk, sizes.decode_tokens)
+        )
+
+    def rank_victims(self, scheduler: Any, guests: Guests) -> list[Guest]:
+        """Give who gives way first the largest priority, if blocks may run out in this step.
+
+        Returns whose was changed.
+        """
+        sizes, running = self._sizes, scheduler.running
+        budget = scheduler.max_num_scheduled_tokens
+        most = (len(running) + -(-budget // sizes.block_tokens)) * sizes.groups
+        if not guests.marked or most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
+            return []
+        holders = [guests.running[one.request_id] for one in running]
+
+        def pause(nth: int) -> Key:
+            # To compute again takes the longer the more there is, for each block as well; of those that
+            # came without metadata vLLM's own choice gives way.
+            one = holders[nth]
+            last = -one.own_priority if one.told is None else one.request.num_computed_tokens
+            return (last, -one.n)
+
+        guests.settle()
+        first = giving_way(list(map(guests.entry, holders)), self._key, pause, VICTIMS)[:VICTIMS]
+        for rank, nth in enumerate(first):
+            holders[nth].request.priority = _PRIORITY - rank
+        return [holders[nth] for nth in first]
+
+
+def split(running: Iterable[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
+    """Return those that decode and those whose prompt is not done, each in their order."""
+    decodes: list[EngineRequest] = []
+    prefills: list[EngineRequest] = []
+    for one in running:
+        (prefills if one.is_prefill_chunk else decodes).append(one)
+    return decodes, prefills
+
+
+def _fronts(
+    scheduler: Any, guests: Guests, queue: Ordered, prefills: list[EngineRequest]
+) -> tuple[Front, ...]:
+    """Return the first prompts in the order in which a step computes them."""
+    found = [
+        _front(guests.running[one.request_id], one.num_computed_tokens)
+        for one in prefills[:FRONT_PROMPTS]
+    ]
+    looked = 0
+    for guest in queue.in_line():
+        if len(found) >= FRONT_PROMPTS:
+            break
+        position = 0
+        if looked < LOOKUPS:
+            looked += 1
+            position = scheduler.kv_cache_manager.get_computed_blocks(guest.request)[1]
+        found.append(_front(guest, position))
+    return tuple(found)
+
+
+def _front(guest: Guest, position: int) -> Front:
+    return Front(
+        position=Tokens(position),
+        left=Tokens(max(1, guest.request.num_tokens - position)),
+        deadline=guest.deadline,
+        relegated=guest.relegated,
+    )
