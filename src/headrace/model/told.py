@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from headrace.model.ids import ClassName, TenantId
 from headrace.model.paths import Level, Link, Path, path
@@ -17,18 +17,25 @@ from headrace.units import NS_PER_MS, DurationNs
 
 PREFIX = "headrace_"
 """Every name that is told begins with it. A caller's own never does: they are taken out on the way."""
-_TENANT, _CLASS, _WAY = f"{PREFIX}tenant", f"{PREFIX}class", f"{PREFIX}way"
-_LEFT, _GAP, _RELEGATED = f"{PREFIX}left_ms", f"{PREFIX}gap_ms", f"{PREFIX}relegated"
-_WAY_BYTES = 4_096
 _FAR_MS = 366 * 24 * 3_600 * 1_000
-_Name = Annotated[str, Meta(max_length=256)]
+_Name = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f]*$")]
 _Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Counter = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_WAY_DECODER = msgspec.json.Decoder(
-    Annotated[
-        list[tuple[Level, _Name, _Weight, _Counter]], Meta(min_length=1, max_length=len(Level))
-    ]
-)
+_Steps = Annotated[
+    list[tuple[Level, _Name, _Weight, _Counter]], Meta(min_length=1, max_length=len(Level))
+]
+_STEPS = msgspec.json.Decoder(_Steps)
+
+
+class _Scalars(Struct, rename=lambda name: PREFIX + name):
+    """What travels."""
+
+    tenant: _Name
+    slo_class: _Name = field(name=f"{PREFIX}class")
+    way: Annotated[str, Meta(max_length=4_096)]
+    left_ms: Annotated[int, Meta(ge=-_FAR_MS, le=_FAR_MS)]
+    gap_ms: Annotated[int, Meta(ge=0, le=_FAR_MS)]
+    relegated: Annotated[int, Meta(ge=0, le=1)]
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -53,14 +60,16 @@ class Told(Struct, frozen=True, kw_only=True):
             (int(step.level), step.name, step.weight, counter)
             for step, counter in zip(self.way, self.counters, strict=True)
         ]
-        return {
-            _TENANT: self.tenant,
-            _CLASS: self.slo_class,
-            _WAY: msgspec.json.encode(way).decode(),
-            _LEFT: self.left_ns // NS_PER_MS,
-            _GAP: self.gap_ns // NS_PER_MS,
-            _RELEGATED: int(self.relegated),
-        }
+        told = _Scalars(
+            tenant=self.tenant,
+            slo_class=self.slo_class,
+            way=msgspec.json.encode(way).decode(),
+            left_ms=self.left_ns // NS_PER_MS,
+            gap_ms=self.gap_ns // NS_PER_MS,
+            relegated=int(self.relegated),
+        )
+        scalars: dict[str, str | int] = msgspec.to_builtins(told)
+        return scalars
 
 
 def heard(scalars: Mapping[str, object] | None) -> Told | None:
@@ -68,29 +77,19 @@ def heard(scalars: Mapping[str, object] | None) -> Told | None:
 
     ValueError, without any of the values, if it was and cannot be read.
     """
-    if not scalars or _WAY not in scalars:
+    if not scalars or f"{PREFIX}way" not in scalars:
         return None
-    way, tenant, slo_class = (scalars.get(name) for name in (_WAY, _TENANT, _CLASS))
-    left, gap, relegated = (scalars.get(name) for name in (_LEFT, _GAP, _RELEGATED))
-    if not (isinstance(way, str) and isinstance(tenant, str) and isinstance(slo_class, str)):
-        raise ValueError(f"{_WAY}, {_TENANT} and {_CLASS} must be strings")
-    if not (isinstance(left, int) and isinstance(gap, int) and isinstance(relegated, int)):
-        raise ValueError(f"{_LEFT}, {_GAP} and {_RELEGATED} must be whole numbers")
-    if len(way) > _WAY_BYTES or abs(left) > _FAR_MS or not 0 <= gap <= _FAR_MS:
-        raise ValueError("metadata beyond its bounds")
-    try:
-        steps = _WAY_DECODER.decode(way)
-    except msgspec.MsgspecError:
-        raise ValueError(f"{_WAY} is not as a gateway of this version writes it") from None
+    told = msgspec.convert(scalars, _Scalars)
+    steps = _STEPS.decode(told.way)
     levels = [level for level, *_ in steps]
     if levels != sorted(set(levels)):
-        raise ValueError(f"{_WAY} does not go down the share tree")
+        raise ValueError(f"{PREFIX}way does not go down the share tree")
     return Told(
-        tenant=TenantId(tenant),
-        slo_class=ClassName(slo_class),
+        tenant=TenantId(told.tenant),
+        slo_class=ClassName(told.slo_class),
         way=path(*(Link(level, name, weight) for level, name, weight, _ in steps)),
         counters=tuple(counter for *_, counter in steps),
-        left_ns=DurationNs(left * NS_PER_MS),
-        gap_ns=DurationNs(gap * NS_PER_MS),
-        relegated=bool(relegated),
+        left_ns=DurationNs(told.left_ms * NS_PER_MS),
+        gap_ns=DurationNs(told.gap_ms * NS_PER_MS),
+        relegated=bool(told.relegated),
     )

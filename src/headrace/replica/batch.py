@@ -71,15 +71,18 @@ class Batch(Holders):
         self.standing = not knobs.mixed and bool(self.plan)
         if self.standing:
             self.gaps.stand(now)
-        if self._aside is not None:
-            self.waiting.push(self._aside, now, self.steps)
-            self._aside = None
+        self._back(now)
         self.alone = unlimited or yielding.preemptions > before or yielding.moving > 0
-        if contests and self.waiting.count and self.reseated:
-            self.alone = True
+        self.alone |= contests and self.waiting.count > 0 and self.reseated
         running = len(self.decodes) + len(self.prefills)
         full = left <= 0 or running >= knobs.running_limit
         self.closed = (full or self._door.rules.admit_every > 1) and not contests
+
+    def _back(self, now: InstantNs) -> None:
+        """Let whoever lost its slot in this step wait again."""
+        if self._aside is not None:
+            self.waiting.push(self._aside, now, self.steps)
+            self._aside = None
 
     def _one_prompt(self) -> bool:
         """Return whether one prompt is all there is: then its chunks are not limited, as in vLLM."""

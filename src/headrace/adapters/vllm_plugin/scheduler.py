@@ -138,7 +138,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
             self._ours(self._prepare)
             output = super().schedule(*args, **kwargs)
             if self._decides:
-                self._ours(lambda: self._follow(output))
+                self._ours(self._follow)
         finally:
             self._open = False
             self._lower()
@@ -193,7 +193,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         self._raised = self._turner.rank_victims(self, self._guests)
         self.policy = SchedulingPolicy.PRIORITY if self._raised else self._own_policy
 
-    def _follow(self, output: Any) -> None:
+    def _follow(self) -> None:
         """Note what the step does."""
         self._ordered.account()
         guests = self._guests

@@ -3,6 +3,7 @@
 A scheduler class gets no arguments of its own; this is where vLLM lets others have settings.
 """
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from headrace.model.profile import DecodeFit, MixedFit, Profile
-from headrace.policy.batching import Batching, ChunkedPrefill, PrefillFirst
+from headrace.policy.batching import Batching, ChunkedPrefill, DecodeFirst, PrefillFirst
 from headrace.policy.batching.preemption import Victims
 from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
 from headrace.policy.fairness.line import LATE_NS
@@ -76,10 +77,14 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse what vLLM cannot do, or not without a profile."""
+        for fault in self._faults():
+            raise ValueError(fault)
+
+    def _faults(self) -> Iterator[str]:
         if isinstance(self.batching, PrefillFirst):
-            raise ValueError("batching prefill_first: vLLM cannot leave decodes out of a step")
-        if self.profile is None and not isinstance(self.batching, ChunkedPrefill):
-            raise ValueError("this batching sizes steps by their times: give a profile")
+            yield "batching prefill_first: vLLM cannot leave decodes out of a step"
+        if self.profile is None and not isinstance(self.batching, ChunkedPrefill | DecodeFirst):
+            yield "this batching sizes steps by their times: give a profile"
 
 
 def read(additional: object) -> Settings:
