@@ -1,0 +1,1 @@
+"""Our scheduler inside vLLM: what runs in the environment of the engine."""
