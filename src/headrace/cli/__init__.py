@@ -26,6 +26,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("replay", "headrace.cli.replay:replay", "Offer a trace to a live server, open-loop."),
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
+    ("steps", "headrace.cli.steps:steps", "Tell what the steps of an engine came to."),
     ("swarm", "headrace.cli.swarm:swarm", "Run random worlds with every invariant checked."),
     ("top", "headrace.cli.top:top", "Show a running gateway at a glance."),
     ("verify", "headrace.cli.verify:verify", "Replay a journal and compare every effect."),
