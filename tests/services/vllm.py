@@ -51,7 +51,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 """
-_QUIET = {
+QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -167,7 +167,7 @@ def model_folder(home: Path, size: str = MODEL) -> Path:
             part = Path(making) / size
             subprocess.run(
                 [home / "bin" / "python", _MAKER, part, size],
-                env={**os.environ, **_QUIET},
+                env={**os.environ, **QUIET},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=True,
@@ -189,7 +189,7 @@ def start(home: Path, flags: Sequence[str], *, size: str = MODEL) -> VllmServer:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
     process = subprocess.Popen(
         command,
-        env={**os.environ, **_QUIET, **own},
+        env={**os.environ, **QUIET, **own},
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
