@@ -49,8 +49,9 @@ class Guest:
     """One request, from its arrival to its end."""
 
     __slots__ = (
-        "arrived_at", "charged", "deadline", "ended", "gap_ns", "n", "own_priority", "prefilled",
-        "relegated", "request", "slo_class", "tenant", "told", "way",
+        "arrived_at", "cached", "charged", "deadline", "ended", "gap_ns", "logged", "n",
+        "own_priority", "prefilled", "relegated", "request", "seated", "slo_class", "target", "tenant",
+        "told", "way",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,10 @@ class Guest:
         self.charged = 0
         """Output tokens that its queue was charged for."""
         self.prefilled = self.ended = False
+        self.cached = self.target = 0
+        """Prompt tokens found in the prefix cache at the first start; where it decodes from."""
+        self.seated = self.logged = False
+        """For the step log: it got a slot that was not told yet, and it had one before."""
         if told is None:
             # Due when it may wait no longer: until then it competes as one that cannot wait.
             self.tenant, self.slo_class, self.way = UNMARKED, ClassName(""), _UNMARKED_WAY
@@ -161,30 +166,39 @@ class Guests:
             tally = self._tallies[key] = Tally(guest.way)
         return tally
 
-    def start(self, guest: Guest) -> None:
-        """Charge a prompt whose prefill starts, once: what a preemption lost is computed free of charge."""
+    def start(self, guest: Guest, computed: int) -> None:
+        """Give a slot to a request of which so many tokens are computed.
+
+        Its prompt is charged once: what a preemption lost is computed free of charge.
+        """
         self.running[guest.request.request_id] = guest
         self.starts += 1
+        guest.seated, guest.target = True, guest.request.num_tokens
         if guest.prefilled:
             return
         guest.prefilled = True
         request = guest.request
-        cached = min(request.num_computed_tokens, request.num_prompt_tokens)
+        guest.cached = cached = min(computed, request.num_prompt_tokens)
         self.line.charge_prompt(guest.way, request.num_prompt_tokens - cached, cached)
 
     def stop(self, guest: Guest) -> None:
         """Take a slot away."""
         self.running.pop(guest.request.request_id, None)
 
-    def seated(self, running: Iterable[EngineRequest]) -> None:
-        """Take it from vLLM who has a slot."""
+    def follow(self, running: Iterable[EngineRequest], tokens: Mapping[str, int]) -> bool:
+        """Take it from vLLM who has a slot after a step of so many tokens each; return whether others have."""
         before, self.running = self.running, {}
+        starts = self.starts
         for request in running:
-            guest = self._guests[request.request_id]
-            if request.request_id in before:
-                self.running[request.request_id] = guest
+            name = request.request_id
+            guest = self._guests.get(name)
+            if guest is None:
+                continue  # it came before there were records
+            if name in before:
+                self.running[name] = guest
             else:
-                self.start(guest)
+                self.start(guest, request.num_computed_tokens - tokens.get(name, 0))
+        return starts != self.starts or len(before) != len(self.running)
 
     def leave(self, guest: Guest) -> None:
         """Forget a request that is over, all its tokens charged."""

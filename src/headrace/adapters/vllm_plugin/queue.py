@@ -126,7 +126,7 @@ class Ordered:
         """Charge whoever was taken out last, if it got its slot: the next turn hangs on that."""
         guest, self._popped = self._popped, None
         if guest is not None and not guest.ended and self._runs(guest.request):
-            self._guests.start(guest)
+            self._guests.start(guest, guest.request.num_computed_tokens)
 
     def in_line(self) -> Iterator[Guest]:
         """Yield who waits in the order of the turns, as far as that is known."""
