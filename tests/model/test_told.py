@@ -78,7 +78,7 @@ WHOLE: dict[str, Any] = {
 )
 def test_what_cannot_be_read_is_refused_without_being_repeated(wrong: dict[str, Any]) -> None:
     assert heard(WHOLE) is not None
-    with pytest.raises(ValueError, match=".") as refused:
+    with pytest.raises(ValueError, match=r".") as refused:
         heard(WHOLE | wrong)
     assert "secret" not in str(refused.value)
 

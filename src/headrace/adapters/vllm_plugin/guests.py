@@ -5,7 +5,7 @@ its own it keeps vLLM's order, beside the others it has one tenant's share. Ever
 vLLM's requests only counts are read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from headrace.model.ids import AttemptId, ClassName, TenantId
@@ -126,9 +126,9 @@ class Guests:
         """Return how many are not over."""
         return len(self._guests)
 
-    def __iter__(self) -> Iterator[Guest]:
-        """Yield all, in order of arrival."""
-        return iter(self._guests.values())
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether a request is known."""
+        return request_id in self._guests
 
     def get(self, request_id: str) -> Guest | None:
         """Return a request's record, if it is known."""
@@ -138,9 +138,7 @@ class Guests:
         self, request: EngineRequest, scalars: Mapping[str, object] | None, now: InstantNs
     ) -> Guest:
         """Return a request's record, made on its arrival from the metadata that came with it."""
-        known = self._guests.get(request.request_id)
-        if known is not None:
-            return known
+        assert request.request_id not in self._guests, "it arrived before"
         self._count += 1
         guest = Guest(self._count, request, self._heard(scalars), now, self._late_ns)
         self._guests[request.request_id] = guest
@@ -185,10 +183,12 @@ class Guests:
         """Take a slot away."""
         self.running.pop(guest.request.request_id, None)
 
-    def follow(self, running: Iterable[EngineRequest], tokens: Mapping[str, int]) -> bool:
-        """Take it from vLLM who has a slot after a step of so many tokens each; return whether others have."""
+    def follow(self, running: Iterable[EngineRequest], tokens: Mapping[str, int]) -> None:
+        """Take it from vLLM who has a slot, after a step of so many tokens each.
+
+        For those that did not wait in our line: whose KV came from elsewhere, or where vLLM decides.
+        """
         before, self.running = self.running, {}
-        starts = self.starts
         for request in running:
             name = request.request_id
             guest = self._guests.get(name)
@@ -198,7 +198,6 @@ class Guests:
                 self.running[name] = guest
             else:
                 self.start(guest, request.num_computed_tokens - tokens.get(name, 0))
-        return starts != self.starts or len(before) != len(self.running)
 
     def leave(self, guest: Guest) -> None:
         """Forget a request that is over, all its tokens charged."""

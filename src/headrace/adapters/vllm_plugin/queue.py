@@ -6,7 +6,7 @@ none gets out: the queue then goes on in vLLM's own order, and tells its owner.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
 from headrace.units import InstantNs
@@ -34,6 +34,44 @@ class OwnQueue(Protocol):
     def remove_requests(self, requests: Iterable[EngineRequest]) -> None:
         """Take out those of them that are there."""
         ...
+
+
+class Queue(Protocol):
+    """What is asked of who waits, beside the turns."""
+
+    @property
+    def tokens(self) -> int:
+        """To compute, of all that wait."""
+        ...
+
+    def in_line(self) -> Iterator[Guest]:
+        """Yield who waits in the order of the turns, as far as that is known."""
+        ...
+
+    def account(self) -> None:
+        """Charge whoever was taken out last, if it got its slot."""
+        ...
+
+
+class Looked:
+    """vLLM's own waiting queue, looked at only."""
+
+    def __init__(self, guests: Guests, scheduler: Any) -> None:
+        """Look at a scheduler's."""
+        self._guests, self._scheduler = guests, scheduler
+
+    @property
+    def tokens(self) -> int:
+        """To compute, of all that wait."""
+        return sum(one.num_tokens for one in self._scheduler.waiting)
+
+    def in_line(self) -> Iterator[Guest]:
+        """Yield who waits in vLLM's order."""
+        known = (self._guests.get(one.request_id) for one in self._scheduler.waiting)
+        return (guest for guest in known if guest is not None)
+
+    def account(self) -> None:
+        """Do nothing: nobody's turn hangs on it."""
 
 
 class Ordered:

@@ -73,7 +73,7 @@ class Recorder:
         """Note who lost its slot."""
         self._preempted.append(guest.n)
 
-    def plan(  # noqa: PLR0913  what a step is
+    def plan(
         self,
         scheduler: Any,
         tokens: dict[str, int],
@@ -82,7 +82,9 @@ class Recorder:
         knobs: Knobs | None,
     ) -> None:
         """Note a planned step; `tokens` by request in the order of scheduling, `knobs` if only proposed."""
-        started, resumed, decodes = [], [], []
+        started: list[int] = []
+        resumed: list[int] = []
+        decodes: list[int] = []
         prefills: list[tuple[int, int, int]] = []
         for request_id, count in tokens.items():
             guest = self._guests.get(request_id)
@@ -98,7 +100,9 @@ class Recorder:
                 decodes.append(guest.n)
         self._count += 1
         chunk = scheduler.scheduler_config.long_prefill_token_threshold
-        proposed = None if knobs is None else (knobs.token_budget, knobs.chunk_limit, knobs.running_limit)
+        proposed = (
+            None if knobs is None else (knobs.token_budget, knobs.chunk_limit, knobs.running_limit)
+        )
         preempted, self._preempted = tuple(self._preempted), []
         arrived, self._arrived = tuple(self._arrived), []
         step = Step(

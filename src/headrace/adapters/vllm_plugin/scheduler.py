@@ -9,6 +9,7 @@ A subclass of the asynchronous one, since any other turns asynchronous schedulin
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import vllm
@@ -19,21 +20,26 @@ from vllm.v1.request import Request, RequestStatus
 
 from headrace.adapters.vllm_plugin import contract
 from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
-from headrace.adapters.vllm_plugin.queue import Ordered, TurnQueue
+from headrace.adapters.vllm_plugin.metrics import Metrics, NoMetrics, metrics
+from headrace.adapters.vllm_plugin.queue import Looked, Ordered, Queue, TurnQueue
+from headrace.adapters.vllm_plugin.recording import Recorder
 from headrace.adapters.vllm_plugin.settings import (
     Mode,
     OnFault,
     Settings,
     Untested,
+    kind_of,
     profile_of,
     rates_of,
     read,
     token_ns_of,
 )
+from headrace.adapters.vllm_plugin.steplog import StepWriter
 from headrace.adapters.vllm_plugin.turning import Sizes, Turner
+from headrace.model.steplog import Head
 from headrace.policy.batching.knobs import Break
 from headrace.policy.fairness.line import Line
-from headrace.units import DurationNs, InstantNs, ms
+from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens, ms
 
 _log = logging.getLogger("vllm.headrace")
 RequestQueue.register(TurnQueue)
@@ -53,32 +59,34 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         super().__init__(*args, **kwargs)
         self.clock: Callable[[], int] = time.monotonic_ns
         self._settings = settings = read(self.vllm_config.additional_config)
-        self._decides = self._supported(settings)
+        self._decides, self._watches = self._supported(settings)
         self._now = InstantNs(0)
         self._open = False  # whether a step is being planned
         self._raised: list[Guest] = []
         self._starts = 0
-        if self._decides:
-            self._take_over(settings)
+        self._metrics: Metrics = NoMetrics()
+        self._recorder: Recorder | None = None
+        if self._decides or self._watches:
+            self._set_up(settings)
 
-    def _supported(self, settings: Settings) -> bool:
-        """Return whether to decide here, in this release; say so if not."""
+    def _supported(self, settings: Settings) -> tuple[bool, bool]:
+        """Return whether to decide here, in this release, and whether to look on; say so if not."""
         lacks = contract.missing(self, _probe(), RequestQueue)
         fault = contract.fault(vllm.__version__, lacks)
-        if settings.mode is Mode.PASSIVE:
-            return False
+        passive = settings.mode is Mode.PASSIVE or settings.untested is Untested.PASSIVE
         if fault is None:
-            return True
+            return settings.mode is Mode.ENFORCE, True
+        if passive:
+            _log.error("headrace: %s; passive, as it is set up: vLLM schedules", fault)
+            return False, not lacks
         if settings.untested is Untested.TRY and not lacks:
             _log.warning("headrace: %s; going on, as it is set up", fault)
-            return True
-        if settings.untested is Untested.PASSIVE:
-            _log.error("headrace: %s; passive, as it is set up: vLLM schedules", fault)
-            return False
+            return True, True
         choice = '"untested": "passive" runs vLLM\'s own scheduling'
         raise contract.UnsupportedError(f"headrace: {fault}. Use a tested release, or {choice}")
 
-    def _take_over(self, settings: Settings) -> None:
+    def _set_up(self, settings: Settings) -> None:
+        """Make what is ours, and let vLLM go by it if we decide."""
         pool = self.kv_cache_manager.block_pool
         self._sizes = sizes = Sizes(
             budget=self.max_num_scheduled_tokens,
@@ -95,24 +103,40 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
             budget=sizes.budget,
             slots=sizes.slots,
         )
-        self._own_policy = self.policy
         late_ns = ms(settings.late_ms)
-        line = Line(
-            settings.ordering,
-            rates_of(settings, profile),
-            token_ns_of(settings, profile),
-            DurationNs(late_ns),
-        )
-        self._guests = Guests(line, late_ns)
+        rates, token_ns = rates_of(settings, profile), token_ns_of(settings, profile)
+        self._guests = Guests(Line(settings.ordering, rates, token_ns, late_ns), late_ns)
         self._turner = Turner(settings.batching, profile, sizes, settings.victims)
-        self._ordered = Ordered(self._guests, self._own_queue(), self._instant, _runs)
-        self.waiting = TurnQueue(self._ordered, self._own_queue, self._fail)
-        _log.info(
-            "headrace: scheduling by %s with %s, profile %s",
-            type(settings.ordering).__name__,
-            type(settings.batching).__name__,
-            profile.name,
+        self._own_policy = self.policy
+        self._queue: Queue = Looked(self._guests, self)
+        if self._decides:
+            self._queue = ordered = Ordered(self._guests, self._own_queue(), self._instant, _runs)
+            self.waiting = TurnQueue(ordered, self._own_queue, self._fail)
+        self._metrics = metrics()
+        self._metrics.mode("enforce" if self._decides else "passive")
+        if settings.step_log is not None:
+            self._recorder = self._recording(settings, settings.step_log)
+        ordering, batching = kind_of(settings.ordering), kind_of(settings.batching)
+        how = "scheduling" if self._decides else "looking on, and would schedule"
+        _log.info("headrace: %s by %s, %s, profile %s", how, ordering, batching, profile.name)
+
+    def _recording(self, settings: Settings, path: Path) -> Recorder:
+        parallel = self.vllm_config.parallel_config
+        if parallel.data_parallel_size > 1:  # an engine each
+            path = path.with_name(f"{path.name}.rank{parallel.data_parallel_index}")
+        head = Head(
+            engine=f"vllm {vllm.__version__}",
+            mode="enforce" if self._decides else "passive",
+            started_unix_ms=time.time_ns() // NS_PER_MS,
+            block_tokens=self._sizes.block_tokens,
+            blocks=self.kv_cache_manager.block_pool.num_gpu_blocks,
+            ordering=kind_of(settings.ordering),
+            batching=kind_of(settings.batching),
+            running_limit=self._sizes.slots,
+            token_budget=Tokens(self._sizes.budget),
         )
+        writer = StepWriter(path, head, told=_disk_fault, mib=settings.step_log_mib)
+        return Recorder(writer, self._guests)
 
     def _own_queue(self) -> Any:
         return create_request_queue(self._own_policy)
@@ -125,34 +149,50 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
 
     def add_request(self, request: Request) -> None:
         """Take a request in."""
-        if self._decides:
+        if self._watches:
             self._ours(lambda: self._arrive(request))
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a step, as vLLM does, under our knobs."""
-        if not self._decides:
+        """Plan a step, as vLLM does; under our knobs, if we decide."""
+        if not self._watches:
             return super().schedule(*args, **kwargs)
         self._now, self._open = InstantNs(self.clock()), True
+        began = time.perf_counter_ns()
         try:
-            self._ours(self._prepare)
-            output = super().schedule(*args, **kwargs)
             if self._decides:
-                self._ours(self._follow)
+                self._ours(self._prepare)
+            output = super().schedule(*args, **kwargs)
         finally:
             self._open = False
             self._lower()
+        if self._watches:
+            self._ours(lambda: self._follow(output.num_scheduled_tokens, began))
         return output
 
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a step's outputs in, as vLLM does."""
+        outputs = super().update_from_output(*args, **kwargs)
+        recorder = self._recorder
+        if recorder is not None:
+            self._ours(lambda: recorder.done(InstantNs(self.clock())))
+        return outputs
+
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        if self._decides:
-            self._turner.changed |= Break.PREEMPTION
+        if self._watches:
+            self._ours(lambda: self._give_way(request))
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        if self._decides:
+        if self._watches:
             self._ours(lambda: self._leave(request))
         return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """End, the step log told to its end."""
+        if self._recorder is not None:
+            self._recorder.close()
+        super().shutdown()
 
     # What is ours --------------------------------------------------------------------------------
 
@@ -165,43 +205,71 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
 
     def _fail(self, fault: Exception) -> None:
         """Leave the scheduling to vLLM for good, or stop it, and say why."""
-        if not self._decides:
+        if not self._watches:
             return
-        self._decides = False
+        decided, self._decides, self._watches = self._decides, False, False
+        recorder, self._recorder = self._recorder, None
+        stops = decided and self._settings.on_fault is OnFault.STOP
+        then = "the engine stops, as it is set up" if stops else "vLLM's own scheduling goes on"
+        _log.error("headrace: the scheduler failed; %s", then, exc_info=fault)
+        if decided:
+            self._hand_back()
+        self._metrics.mode("stock")
+        if recorder is not None:
+            recorder.note(f"{type(fault).__name__}: {fault}; {then}", InstantNs(self.clock()))
+            recorder.close()
+        if stops:
+            raise RuntimeError(f"headrace: the scheduler failed; {then}") from fault
+
+    def _hand_back(self) -> None:
+        """Let vLLM go by what it went by before."""
         self._lower()
         self.waiting.give_up()
         self.policy = self._own_policy
         self.max_num_scheduled_tokens = self._sizes.budget
         self.max_num_active_reqs = self._sizes.slots
         self.scheduler_config.long_prefill_token_threshold = self._sizes.chunk
-        stops = self._settings.on_fault is OnFault.STOP
-        then = "the engine stops, as it is set up" if stops else "vLLM's own scheduling goes on"
-        _log.error("headrace: the scheduler failed; %s", then, exc_info=fault)
-        if stops:
-            raise RuntimeError(f"headrace: the scheduler failed; {then}") from fault
 
     def _arrive(self, request: Request) -> None:
+        if request.request_id in self._guests:
+            return  # more of a session's input
         parameters = request.sampling_params
         scalars: Mapping[str, object] | None = parameters and parameters.extra_args
-        self._guests.arrive(request, scalars, self._instant())
+        guest = self._guests.arrive(request, scalars, self._instant())
         self._turner.changed |= Break.ARRIVAL
+        if self._recorder is not None:
+            self._recorder.arrive(guest)
 
     def _prepare(self) -> None:
         """Set what the step goes by."""
-        knobs = self._turner.knobs(self, self._guests, self._ordered, self._now)
+        knobs = self._turner.knobs(self, self._guests, self._queue, self._now)
         self._turner.turn(self, knobs)
         self._raised = self._turner.rank_victims(self, self._guests)
         self.policy = SchedulingPolicy.PRIORITY if self._raised else self._own_policy
 
-    def _follow(self) -> None:
+    def _follow(self, tokens: dict[str, int], began: int) -> None:
         """Note what the step does."""
-        self._ordered.account()
+        self._queue.account()
         guests = self._guests
-        if self._starts != guests.starts or len(guests.running) != len(self.running):
-            # Some have slots that did not wait here: those whose KV came from elsewhere.
-            guests.seated(self.running)
+        if guests.starts != self._starts or len(guests.running) != len(self.running):
+            guests.follow(self.running, tokens)
             self._starts = guests.starts
             self._turner.changed |= Break.COMPOSITION
+        took = time.perf_counter_ns() - began
+        self._metrics.planned(took / NS_PER_S)
+        if self._recorder is not None:
+            proposed = None
+            if not self._decides:
+                proposed = self._turner.knobs(self, self._guests, self._queue, self._now)
+            self._recorder.plan(self, tokens, self._now, took, proposed)
+
+    def _give_way(self, request: Request) -> None:
+        self._turner.changed |= Break.PREEMPTION
+        guest = self._guests.get(request.request_id)
+        if guest is not None:
+            self._metrics.preempted(guest)
+            if self._recorder is not None:
+                self._recorder.preempt(guest)
 
     def _lower(self) -> None:
         """Give back the priorities that were raised for a step."""
@@ -211,13 +279,21 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
 
     def _leave(self, request: Request) -> None:
         guest = self._guests.get(request.request_id)
-        if guest is not None:
-            self._guests.leave(guest)
-            self._turner.changed |= Break.END
+        if guest is None:
+            return
+        self._turner.changed |= Break.END
+        if self._recorder is not None:
+            self._recorder.end(guest)
+        self._metrics.ended(guest)
+        self._guests.leave(guest)
 
 
 def _runs(request: EngineRequest) -> bool:
     return request.status is RequestStatus.RUNNING
+
+
+def _disk_fault(text: str) -> None:
+    _log.error("headrace: %s", text)
 
 
 def _probe() -> Request:

@@ -87,6 +87,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield "this batching sizes steps by their times: give a profile"
 
 
+def kind_of(policy: Batching | Ordering) -> str:
+    """Return by which name a policy is chosen."""
+    return str(type(policy).__struct_config__.tag)
+
+
 def read(additional: object) -> Settings:
     """Return the settings in vLLM's additional configuration. ValueError says where it is wrong."""
     found = additional.get(KEY, {}) if isinstance(additional, dict) else {}

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
-from headrace.adapters.vllm_plugin.queue import Ordered
+from headrace.adapters.vllm_plugin.queue import Queue
 from headrace.model.profile import Profile
 from headrace.policy.batching.knobs import (
     FRONT_PROMPTS,
@@ -63,7 +63,7 @@ class Turner:
         self.changed = Break.NOTHING
         """What happened since the knobs were asked for."""
 
-    def knobs(self, scheduler: Any, guests: Guests, queue: Ordered, now: InstantNs) -> Knobs:
+    def knobs(self, scheduler: Any, guests: Guests, queue: Queue, now: InstantNs) -> Knobs:
         """Return the knobs of the step that begins."""
         knobs = self._knobs
         if knobs is None or knobs.holds.is_over(self._steps, now, self.changed):
@@ -72,10 +72,11 @@ class Turner:
         self._steps += 1
         return knobs
 
-    def view(self, scheduler: Any, guests: Guests, queue: Ordered, now: InstantNs) -> BatchView:
+    def view(self, scheduler: Any, guests: Guests, queue: Queue, now: InstantNs) -> BatchView:
         """Return what the policy may see at this boundary."""
         decodes, prefills = split(scheduler.running)
-        gaps = [guests.running[one.request_id].gap_ns for one in decodes]
+        known = guests.running
+        gaps = [known[one.request_id].gap_ns for one in decodes if one.request_id in known]
         rest = sum(one.num_tokens - one.num_computed_tokens for one in prefills)
         pool = scheduler.kv_cache_manager.block_pool
         return BatchView(
@@ -119,7 +120,8 @@ class Turner:
         most = (len(running) + -(-budget // sizes.block_tokens)) * sizes.groups
         if not guests.marked or most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
             return []
-        holders = [guests.running[one.request_id] for one in running]
+        guests.follow(running, {})
+        holders = list(guests.running.values())
 
         def pause(nth: int) -> Key:
             # To compute again takes the longer the more there is, for each block as well; of those that
@@ -145,12 +147,14 @@ def split(running: Iterable[EngineRequest]) -> tuple[list[EngineRequest], list[E
 
 
 def _fronts(
-    scheduler: Any, guests: Guests, queue: Ordered, prefills: list[EngineRequest]
+    scheduler: Any, guests: Guests, queue: Queue, prefills: list[EngineRequest]
 ) -> tuple[Front, ...]:
     """Return the first prompts in the order in which a step computes them."""
+    running = guests.running
     found = [
-        _front(guests.running[one.request_id], one.num_computed_tokens)
+        _front(running[one.request_id], one.num_computed_tokens)
         for one in prefills[:FRONT_PROMPTS]
+        if one.request_id in running
     ]
     looked = 0
     for guest in queue.in_line():
