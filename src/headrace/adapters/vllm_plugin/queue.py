@@ -5,11 +5,14 @@ it back at the end of the step. A fault of ours in the midst of that would leave
 none gets out: the queue then goes on in vLLM's own order, and tells its owner.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
 from headrace.units import InstantNs
+
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class OwnQueue(Protocol):
@@ -48,8 +51,8 @@ class Queue(Protocol):
         """Yield who waits in the order of the turns, as far as that is known."""
         ...
 
-    def account(self) -> None:
-        """Charge whoever was taken out last, if it got its slot."""
+    def account(self, tokens: Mapping[str, int] = NONE) -> None:
+        """Charge whoever was taken out last, if it got its slot; `tokens` of its step count as computed."""
         ...
 
 
@@ -70,7 +73,7 @@ class Looked:
         known = (self._guests.get(one.request_id) for one in self._scheduler.waiting)
         return (guest for guest in known if guest is not None)
 
-    def account(self) -> None:
+    def account(self, tokens: Mapping[str, int] = NONE) -> None:
         """Do nothing: nobody's turn hangs on it."""
 
 
@@ -119,17 +122,23 @@ class Ordered:
 
     def first(self) -> Guest:
         """Return whose turn it is."""
-        if self._head is None:
-            self.account()
-            now = self._now()
-            if not self._guests.line.is_fixed() and self._settled_at != now:
-                self._guests.settle()
-                self._settled_at = now
+        now = self._now()
+        if (
+            self._head is None or self._settled_at != now
+        ):  # time or tokens may have put another in front
+            self._settle(now)
             serial = self._guests.line.head(now)
             if serial is None:
                 raise IndexError("nobody waits")
             self._head = self._own_first(self._waiting[serial])
         return self._head
+
+    def _settle(self, now: InstantNs) -> None:
+        """Bring the counters to where they stand at an instant, once."""
+        self.account()
+        if self._settled_at != now:
+            self._guests.settle()
+            self._settled_at = now
 
     def _own_first(self, guest: Guest) -> Guest:
         """Return who goes where it is a guest's turn: of those without metadata vLLM's own first."""
@@ -160,14 +169,19 @@ class Ordered:
         self._head = None
         self._guests.line.take(guest.n, self._now())
 
-    def account(self) -> None:
-        """Charge whoever was taken out last, if it got its slot: the next turn hangs on that."""
+    def account(self, tokens: Mapping[str, int] = NONE) -> None:
+        """Charge whoever was taken out last, if it got its slot: the next turn hangs on that.
+
+        `tokens`: those of a step that is planned, by request; vLLM counts them as computed already.
+        """
         guest, self._popped = self._popped, None
         if guest is not None and not guest.ended and self._runs(guest.request):
-            self._guests.start(guest, guest.request.num_computed_tokens)
+            planned = tokens.get(guest.request.request_id, 0)
+            self._guests.start(guest, guest.request.num_computed_tokens - planned)
 
     def in_line(self) -> Iterator[Guest]:
         """Yield who waits in the order of the turns, as far as that is known."""
+        self._settle(self._now())
         for serial in self._guests.line.first():
             yield self._waiting[serial]
 

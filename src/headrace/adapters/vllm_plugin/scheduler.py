@@ -249,7 +249,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
 
     def _follow(self, tokens: dict[str, int], began: int) -> None:
         """Note what the step does."""
-        self._queue.account()
+        self._queue.account(tokens)
         guests = self._guests
         if guests.starts != self._starts or len(guests.running) != len(self.running):
             guests.follow(self.running, tokens)

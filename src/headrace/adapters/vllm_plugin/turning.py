@@ -83,7 +83,7 @@ class Turner:
             now=now,
             profile=self._profile,
             decodes=len(decodes),
-            context=Tokens(sum(one.num_computed_tokens for one in decodes)),
+            context=Tokens(sum(one.num_computed_tokens for one in decodes) + len(decodes)),
             prefills=len(prefills),
             waiting=len(scheduler.waiting),
             prefill_tokens=Tokens(rest + queue.tokens),
