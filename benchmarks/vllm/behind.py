@@ -156,7 +156,7 @@ def config(base: str, alone: Alone) -> dict[str, object]:
             "tenants": [{"name": TENANT}],
             "window": {"prefill_ms": step_ms(alone)},
         },
-        "upstreams": [{"url": base, "pool": "cpu", "kind": "vllm", "priority": True}],
+        "upstreams": [{"url": base, "pool": "cpu", "kind": "vllm", "scheduler": "priority"}],
         "server": {"trusted_replay": True, "drain_s": 0},
     }
 

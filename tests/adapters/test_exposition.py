@@ -178,4 +178,3 @@ def test_what_a_kind_says_it_has_is_said_how() -> None:
         assert traits.has(Feature.LOAD) == bool(traits.names), kind
         assert traits.has(Feature.KV_USE) == (Signal.KV_SHARE in traits.names), kind
         assert traits.expected <= traits.names.keys(), kind
-        assert not traits.keeps_order or traits.has(Feature.PRIORITY), kind

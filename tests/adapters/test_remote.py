@@ -13,7 +13,7 @@ from headrace.adapters.engines.remote import DENIED_NS, FAILURES, Patience, Remo
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
 from headrace.model.effect import Dispatch
-from headrace.model.engine import Snapshot
+from headrace.model.engine import EngineKind, Scheduler, Snapshot
 from headrace.model.ids import (
     AttemptId,
     ClassName,
@@ -94,7 +94,13 @@ class World:
         self.asked: list[Peer] = []
 
     async def start(
-        self, connections: int = 8, *, continuous_usage: bool = False, proven: bool = False
+        self,
+        connections: int = 8,
+        *,
+        continuous_usage: bool = False,
+        proven: bool = False,
+        kind: EngineKind | None = EngineKind.OPENAI,
+        scheduler: Scheduler = Scheduler.OWN,
     ) -> None:
         self.server = await self.scene.server(self._behave)
         upstream = Upstream(
@@ -111,6 +117,8 @@ class World:
             self.scene.clock,
             model="theirs",
             patience=Patience(first_byte_ns=wait, gap_ns=wait),
+            kind=kind,
+            scheduler=scheduler,
             continuous_usage=continuous_usage,
             proven=proven,
         )

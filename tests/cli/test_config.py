@@ -10,6 +10,7 @@ import pytest
 from headrace import __version__
 from headrace.cli import COMMANDS, GROUPS, errors, main
 from headrace.trace.lines import TraceError
+from tests.config.configs import BASE
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "deployment.yaml")
 
@@ -38,6 +39,22 @@ def test_check_tells_each_fault_in_one_line(capsys: Output, tmp_path: Path) -> N
         f"headrace: {path}:2: missing field `pools` at `$.deployment`",
         f"headrace: {path}:2: missing field `tenants` at `$.deployment`",
     ]
+
+
+@pytest.mark.parametrize(
+    "command", [("config", "check"), ("config", "explain"), ("serve", "--config")]
+)
+def test_an_engine_that_cannot_be_ordered_so_is_refused_before_anything_starts(
+    capsys: Output, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    path = tmp_path / "d.yaml"
+    one = "{url: 'http://h:1', pool: p, kind: llamacpp, scheduler: headrace}"
+    path.write_text(f"{BASE}upstreams:\n- {one}\n")
+    assert main([*command, str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"headrace: {path}:11: no engine of kind `llamacpp` has the scheduler `headrace` "
+        "at `$.upstreams[0].scheduler` (known: own)\n"
+    )
 
 
 def test_check_warns_and_still_passes(capsys: Output) -> None:

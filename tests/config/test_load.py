@@ -31,6 +31,20 @@ BROKEN = {
         "keys:\n  - name: k\n    tenant: t\n    hash: sha256:%s\n    zzz: 1\n" % ("0" * 64),
         "d:14: unknown field `zzz` at `$.keys[0]` (known: name, tenant, hash)",
     ),
+    "a field of another time": (
+        "upstreams:\n  - url: http://h:1\n    pool: p\n    priority: true\n",
+        (
+            "d:13: unknown field `priority` at `$.upstreams[0]` "
+            "(it is `scheduler` now: `priority` where this was true, else `own`)"
+        ),
+    ),
+    "a scheduler that is none": (
+        "upstreams:\n  - url: http://h:1\n    pool: p\n    scheduler: true\n",
+        (
+            "d:13: expected `str`, got `bool` at `$.upstreams[0].scheduler` "
+            "(one of own, priority, headrace)"
+        ),
+    ),
     "missing field": (
         "keys:\n  - name: k\n    tenant: t\n",
         "d:11: missing field `hash` at `$.keys[0]`",

@@ -22,7 +22,7 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.server import Gateway, listen
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded
-from headrace.model.engine import EngineKind
+from headrace.model.engine import EngineKind, Scheduler
 from headrace.model.slo import Outcome
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.units import BLOCK_TOKENS
@@ -107,7 +107,9 @@ async def fronted(
         deployment=deployment(**changes),
         keys=keys(),
         server=ServerSpec(port=0, drain_s=0, trusted_replay=True),
-        upstreams=(UpstreamSpec(url=server.base, pool="p", model=vllm.MODEL, priority=True),),
+        upstreams=(
+            UpstreamSpec(url=server.base, pool="p", model=vllm.MODEL, scheduler=Scheduler.PRIORITY),
+        ),
     )
     gateway = Gateway(settings, LoopClock(asyncio.get_running_loop()), rows.append)
     sock = listen("127.0.0.1", 0)

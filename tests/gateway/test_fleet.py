@@ -1,21 +1,27 @@
 """Which engines a configuration names, and that the plane can tell them apart."""
 
 import asyncio
+from itertools import product
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.engines.fetch import Answer
 from headrace.adapters.engines.inprocess import InProcessEngine
+from headrace.adapters.engines.kinds import KINDS
 from headrace.adapters.engines.remote import RemoteEngine
+from headrace.config.errors import ConfigError
+from headrace.config.resolve import resolved
 from headrace.config.schema import EmulatorSpec, Settings, UpstreamSpec
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
-from headrace.gateway.fleet import engines
-from headrace.model.engine import EngineKind
+from headrace.gateway.fleet import engines, fitting
+from headrace.model.engine import EngineKind, Scheduler
 from headrace.policy.batching import ChunkedPrefill
 from headrace.units import NS_PER_MS
 from tests.adapters.test_emulated import Ear, LateClock, call
+from tests.config.configs import BASE
 from tests.gateway.scenes import deployment
 
 pytestmark = pytest.mark.asyncio
@@ -64,3 +70,21 @@ async def test_emulated_engines_fill_their_steps_as_configured() -> None:
     assert (report.running, report.waiting) == (1, 1)
     assert report.waiting_prefill_tokens is not None
     assert 900 < report.waiting_prefill_tokens < 1_000
+
+
+@pytest.mark.parametrize(("kind", "scheduler"), list(product((None, *EngineKind), Scheduler)))
+async def test_a_kind_that_cannot_be_ordered_so_is_refused_with_its_line(
+    kind: EngineKind | None, scheduler: Scheduler
+) -> None:
+    one = f"- url: http://h:1\n  pool: p\n  kind: {kind or 'null'}\n  scheduler: {scheduler}\n"
+    found = resolved(f"{BASE}upstreams:\n{one}", "d", Path(), {}, {})
+    if kind is None or KINDS[kind].may_have(scheduler):
+        assert fitting(found) is found
+        return
+    with pytest.raises(ConfigError) as caught:
+        fitting(found)
+    known = ", ".join(each for each in Scheduler if KINDS[kind].may_have(each))
+    assert str(caught.value) == (
+        f"d:14: no engine of kind `{kind}` has the scheduler `{scheduler}` "
+        f"at `$.upstreams[0].scheduler` (known: {known})"
+    )

@@ -9,14 +9,15 @@ from headrace.config.profiles import load_profile
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.evidence import DecisionRecord, RouteRecord
 from headrace.model.ids import ClassName, TenantId
-from headrace.policy.catalog import PlaneConfig
-from headrace.policy.ordering.orders import Fifo, TenantFirst
+from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.report.run import RunRecord
 from headrace.sim.experiment import simulate, with_fifo_wait, without_control
 from headrace.sim.scenario import Scenario
 from headrace.trace.builtin import AZURE_CONV
 from headrace.trace.mix import Fixed, Mix, Poisson, TenantSource
-from headrace.units import NS_PER_S
+from headrace.units import NS_PER_MS, NS_PER_S
 
 SEEDS = (100, 101)
 RATE = 20.0
@@ -189,3 +190,32 @@ def test_a_tenant_with_time_lends_its_turn() -> None:
     held, unlent = lending(86_400_000.0)
     assert not any(r.evidence.lent for r in unlent if isinstance(r, RouteRecord))
     assert attained(run, "good") > attained(held, "good") + 0.1
+
+
+def first_token_ms(run: RunRecord, tenant: str) -> float:
+    """Return the mean time to a tenant's first tokens."""
+    return mean(
+        [
+            row.indicators.ttft_ns / NS_PER_MS
+            for row in run.rows
+            if row.tenant == tenant and row.indicators is not None and row.indicators.ttft_ns
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_engine_that_keeps_our_order_keeps_it_however_much_it_is_sent_ahead(seed: int) -> None:
+    """Ten times the window: a conforming tenant's prompts pass the hog's in the engine, or wait for them."""
+
+    def waited(within: Ordering, window_ms: float) -> float:
+        scene = hog()
+        deployment = replace(
+            scene.deployment,
+            admission=Gates(mode=GateMode.AUDIT),
+            window=Window(prefill_ms=window_ms),
+        )
+        run = simulate(replace(scene, deployment=deployment, engine_ordering=within), seed)
+        return first_token_ms(run, "good")
+
+    deep, shallow = Window().prefill_ms * 10, Window().prefill_ms
+    assert waited(TenantFirst(), deep) < waited(Fifo(), shallow) < waited(Fifo(), deep)

@@ -15,6 +15,7 @@ from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.explain import Row, rows
 from headrace.config.resolve import resolve
 from headrace.config.schema import Settings
+from headrace.gateway.fleet import fitting
 
 _WIDTH = 100
 
@@ -34,7 +35,7 @@ Sets = Annotated[
 def check(file: File, /, *, as_json: AsJson = False, sets: Sets = ()) -> int:
     """Check a configuration file; errors end with 2, warnings do not."""
     try:
-        found = resolve(file, os.environ, flags(sets))
+        found = fitting(resolve(file, os.environ, flags(sets)))
     except ConfigError as error:
         if not as_json:
             raise
@@ -51,7 +52,7 @@ def check(file: File, /, *, as_json: AsJson = False, sets: Sets = ()) -> int:
 
 def explain(file: File, /, *, as_json: AsJson = False, sets: Sets = ()) -> None:
     """Show each setting with its value, its source, and what it is for."""
-    found = rows(resolve(file, os.environ, flags(sets)))
+    found = rows(fitting(resolve(file, os.environ, flags(sets))))
     if as_json:
         _print_json(found)
         return

@@ -28,6 +28,7 @@ from headrace.gateway.audit import LOG as AUDIT
 from headrace.gateway.auth import minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
+from headrace.gateway.fleet import fitting
 from headrace.gateway.groups import Groups
 from headrace.gateway.handover import Heir, Succession
 from headrace.gateway.server import Gateway, listen
@@ -184,7 +185,7 @@ def _found(
         return local_settings(key, given, 1 if fleet.replicas is None else fleet.replicas)
     if config is not None:
         _refuse(told, "the configuration file says which replicas there are")
-        return resolve(config, os.environ, given)
+        return fitting(resolve(config, os.environ, given))
     assert key is not None
     _refuse_idle(told)
     return demo_settings(

@@ -186,6 +186,9 @@ def unknown_field(origin: Origin, key: str, struct: type[Struct], path: str) -> 
 
 def _similar(key: str, struct: type[Struct]) -> str:
     names = list(shapes.fields(struct))
+    formerly: dict[str, str] = getattr(struct, "formerly", {})
+    if key in formerly:
+        return formerly[key]
     close = difflib.get_close_matches(key[:_SHOWN_MAX], names, n=1)
     if close:
         return f"did you mean `{close[0]}`?"

@@ -4,12 +4,12 @@ Every setting gives unit, default and why. What the plane decides by is `deploym
 the first event of a journal, so nothing that only concerns this process belongs in it.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
 from headrace.model.deployment import END, Name
-from headrace.model.engine import EngineKind
+from headrace.model.engine import EngineKind, Scheduler
 from headrace.model.price import PriceSpec
 from headrace.policy.batching import Batching, ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
@@ -101,6 +101,9 @@ class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
 
+    formerly: ClassVar[dict[str, str]] = {
+        "priority": "it is `scheduler` now: `priority` where this was true, else `own`"
+    }
     url: Annotated[str, Meta(min_length=8, max_length=2_048, pattern=r"^https?://[^\s@?#]+" + END)]
     """Where it listens: `http://host:port`, with or without `/v1`. No key in it."""
     pool: Name
@@ -110,9 +113,9 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: EngineKind | None = None
     """Which software it is: `vllm`, `sglang`, `llamacpp`, `trtllm`, `emulated`, or `openai` for any
     other. None: found out once, by its metrics and paths, and `openai` if nothing tells."""
-    priority: bool = False
-    """Whether it was started to run requests by their `priority`. False: one that was not may refuse
-    any request that has one."""
+    scheduler: Scheduler = Scheduler.OWN
+    """How it was started to order what waits in it: `own`, by the `priority` of requests, or by `headrace`,
+    our scheduler class. Own: one that was not started for priorities may refuse any request that has one."""
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """What the engine calls the model. None: as the deployment does."""
     key_env: (

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.engines.inprocess import InProcessEngine
+from headrace.adapters.engines.kinds import KINDS
 from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
+from headrace.config.build import descend
 from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.resolve import Resolved
 from headrace.config.schema import EmulatorSpec, Settings, UpstreamSpec
 from headrace.model.deployment import PoolSpec
+from headrace.model.engine import Scheduler
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
 from headrace.model.price import PriceSpec
 from headrace.ports.clock import Clock
@@ -22,6 +26,21 @@ from headrace.units import NS_PER_S, DurationNs
 
 LIVES_BITS = 20
 """Lives of one real engine within one of ours are counted below them, engines above."""
+
+
+def fitting(found: Resolved) -> Resolved:
+    """Return a configuration as it is; raises ConfigError for engines of a kind that cannot be so."""
+    faults: list[Fault] = []
+    for nth, spec in enumerate(found.settings.upstreams):
+        if spec.kind is None or KINDS[spec.kind].may_have(spec.scheduler):
+            continue  # what is found out later is told in the log
+        path = f"$.upstreams[{nth}].scheduler"
+        message = f"no engine of kind `{spec.kind}` has the scheduler `{spec.scheduler}`"
+        known = ", ".join(one for one in Scheduler if KINDS[spec.kind].may_have(one))
+        faults.append(Fault(descend(found.tree, path).origin, message, path, f"known: {known}"))
+    if faults:
+        raise ConfigError(faults)
+    return found
 
 
 def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClient]:
@@ -103,7 +122,7 @@ def _remote(
             gap_ns=DurationNs(round(spec.gap_s * NS_PER_S)),
         ),
         kind=spec.kind,
-        priority=spec.priority,
+        scheduler=spec.scheduler,
         continuous_usage=spec.continuous_usage,
         incarnation=last,
         proven=proven,

@@ -20,6 +20,17 @@ class EngineKind(StrEnum):
     """Any other that speaks OpenAI's words; nothing else is assumed of it."""
 
 
+class Scheduler(StrEnum):
+    """How what waits in an engine is ordered: whoever started it knows, and no engine tells."""
+
+    OWN = "own"
+    """As it does unasked, first come first served. It is told nothing of ranks."""
+    PRIORITY = "priority"
+    """By the `priority` of requests."""
+    HEADRACE = "headrace"
+    """By our own scheduler class, which reads the metadata of requests."""
+
+
 class Preemption(StrEnum):
     """How an engine lets a running request give way (TOK-4)."""
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from headrace.model.engine import EngineKind, Preemption
+from headrace.model.engine import EngineKind, Preemption, Scheduler
 
 
 class Signal(StrEnum):
@@ -122,8 +122,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     priority: Priority | None = None
     """None: it has none, or there are none of ours that it could read."""
     abort: Abort | None = None
-    keeps_order: bool = False
-    """Whether what waits in it keeps the order that we ask for: then its own queue may be deeper."""
+    always_told: bool = False
+    """Whether it gets metadata whatever orders it: it refuses none, and what it is told can be looked at."""
     preemption: tuple[Preemption, ...] = ()
     """How requests may give way in it; of emulated ones, whichever of these it is started with."""
     tokenize: Tokenize | None = None
@@ -131,6 +131,19 @@ class Traits(Struct, frozen=True, kw_only=True):
     def has(self, feature: Feature) -> bool:
         """Return whether it is able to do something."""
         return feature not in self.lacks
+
+    def may_have(self, scheduler: Scheduler) -> bool:
+        """Return whether what waits in it can be ordered so, if it was started for that."""
+        needed = _NEEDED.get(scheduler)
+        return needed is None or self.has(needed)
+
+    def is_told(self, scheduler: Scheduler) -> bool:
+        """Return whether it gets metadata, ordered so."""
+        wanted = self.always_told or scheduler is Scheduler.HEADRACE
+        return wanted and self.has(Feature.METADATA)
+
+
+_NEEDED = {Scheduler.PRIORITY: Feature.PRIORITY, Scheduler.HEADRACE: Feature.METADATA}
 
 
 _VLLM_NAMES: Names = {
@@ -151,7 +164,6 @@ _VLLM = Traits(
     expected=_LOAD_AND_KV,
     priority=Priority(lower_first=True),
     abort=Abort(path="/inference/v1/abort_requests", field="request_ids", listed=True),
-    keeps_order=True,
     preemption=(Preemption.RECOMPUTE,),
     tokenize=Tokenize(text="prompt", count="count", chats=True),
 )
@@ -175,7 +187,6 @@ KINDS: dict[EngineKind, Traits] = {
         expected=_LOAD_AND_KV,
         priority=Priority(lower_first=False),
         abort=Abort(path="/abort_request", field="rid", listed=False),
-        keeps_order=True,
         preemption=(Preemption.RECOMPUTE,),
         tokenize=Tokenize(text="prompt", count="count", chats=False),
     ),
@@ -242,6 +253,7 @@ KINDS: dict[EngineKind, Traits] = {
         cache_info=_VLLM.cache_info,
         expected=_LOAD_AND_KV,
         abort=_VLLM.abort,
+        always_told=True,
         preemption=tuple(Preemption),
         tokenize=_VLLM.tokenize,
     ),

@@ -24,7 +24,7 @@ from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.exchange import Exchange, Result, Timeouts
 from headrace.adapters.upstream.response import Headers
 from headrace.adapters.upstream.usage import EachUsage
-from headrace.model.engine import EngineKind
+from headrace.model.engine import EngineKind, Scheduler
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.meter import Meter, StreamTiming
 from headrace.model.slo import Outcome
@@ -84,14 +84,14 @@ class RemoteEngine:
         model: str,
         patience: Patience,
         kind: EngineKind | None = EngineKind.OPENAI,
-        priority: bool = False,
+        scheduler: Scheduler = Scheduler.OWN,
         continuous_usage: bool | None = None,
         incarnation: int = 0,
         proven: bool = False,
     ) -> None:
         """Know a server; `model` is its own name of it, `incarnation` its last life.
 
-        `kind` None: it is found out. `priority`: it was started to run requests by theirs.
+        `kind` None: it is found out. `scheduler`: how it was started to order what waits in it.
         `continuous_usage`: it takes `stream_options.continuous_usage_stats`; None: as its kind does.
         `proven`: whoever started it has seen it serve, so that it is up at once, without a probe.
         """
@@ -103,7 +103,7 @@ class RemoteEngine:
         self._mark = f"headrace-{secrets.token_hex(6)}".encode()
         self._listener: Listener | None = None
         self._flights: dict[AttemptId, _Flight] = {}
-        self._kind, self._priority, self._continuous = kind, priority, continuous_usage
+        self._kind, self._scheduler, self._continuous = kind, scheduler, continuous_usage
         self._probe: Fetch | Detection | None = None
         self._probe_at, self._closed = InstantNs(0), False
         self._failures = 0
@@ -207,11 +207,12 @@ class RemoteEngine:
 
     def _body(self, call: Call, *, continuous: bool) -> bytes:
         """Return what is sent: the caller's words, as this engine must be told them."""
+        by = self._scheduler
         marks = marked(
             call.dispatch,
             self._clock.now(),
-            priority=self.traits.priority if self._priority else None,
-            metadata=self.traits.has(Feature.METADATA),
+            priority=self.traits.priority if by is Scheduler.PRIORITY else None,
+            metadata=self.traits.is_told(by),
         )
         return edited(call.ask, call.dispatch, self.model, marks, continuous=continuous)
 
@@ -340,6 +341,10 @@ class RemoteEngine:
         self._probe, self._kind = None, kind
         if kind is not None:
             _log.info("engine %s is taken for %s", self.name, kind)
+            if not self.traits.may_have(by := self._scheduler):
+                self.note(
+                    f"no engine of kind `{kind}` has the scheduler `{by}`: it is told nothing"
+                )
             self._try()
             return
         self._undetected += 1
