@@ -123,9 +123,8 @@ class Ordered:
     def first(self) -> Guest:
         """Return whose turn it is."""
         now = self._now()
-        if (
-            self._head is None or self._settled_at != now
-        ):  # time or tokens may have put another in front
+        # From one step to the next, time or tokens may have put another in front.
+        if self._head is None or self._settled_at != now:
             self._settle(now)
             serial = self._guests.line.head(now)
             if serial is None:
