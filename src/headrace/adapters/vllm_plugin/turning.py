@@ -53,9 +53,16 @@ class Turner:
     """Asks the policy when its knobs no longer hold, and turns vLLM's."""
 
     def __init__(
-        self, policy: BatchingPolicy, profile: Profile, sizes: Sizes, victims: Victims
+        self,
+        policy: BatchingPolicy,
+        profile: Profile,
+        sizes: Sizes,
+        victims: Victims,
+        *,
+        by_priority: bool,
     ) -> None:
-        """Start with nothing asked."""
+        """Start with nothing asked. `by_priority`: how vLLM itself orders."""
+        self._by_priority = by_priority
         self._policy, self._profile, self._sizes = policy, profile, sizes
         self._key = gives_way if victims is Victims.FAIR else policy.victim_key
         self._knobs: Knobs | None = None
@@ -118,7 +125,7 @@ class Turner:
         sizes, running = self._sizes, scheduler.running
         budget = scheduler.max_num_scheduled_tokens
         most = (len(running) + -(-budget // sizes.block_tokens)) * sizes.groups
-        if not guests.marked or most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
+        if most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
             return []
         guests.follow(running, {})
         holders = list(guests.running.values())
@@ -127,8 +134,9 @@ class Turner:
             # To compute again takes the longer the more there is, for each block as well; of those that
             # came without metadata vLLM's own choice gives way.
             one = holders[nth]
-            last = -one.own_priority if one.told is None else one.request.num_computed_tokens
-            return (last, -one.n)
+            if one.told is not None:
+                return (one.request.num_computed_tokens, -one.n)
+            return (-one.own_priority, -one.n) if self._by_priority else (-one.started,)
 
         guests.settle()
         first = giving_way(list(map(guests.entry, holders)), self._key, pause, VICTIMS)[:VICTIMS]
