@@ -33,6 +33,12 @@ BatchingPolicy = Annotated[
     str,
     Parameter(help="How steps are filled: a kind, or a JSON object with its settings."),
 ]
+OrderingPolicy = Annotated[
+    str,
+    Parameter(
+        help="Who starts first, by what a gateway tells: a kind, or a JSON object with its settings."
+    ),
+]
 Queued = Annotated[
     int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
 ]
@@ -65,6 +71,7 @@ def engine(  # noqa: PLR0913 - a command's options
     speed: Speed = 1.0,
     seed: Seed = 0,
     batching: BatchingPolicy = "chunked_prefill",
+    ordering: OrderingPolicy = "fifo",
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
     preemption: Ways = ("recompute",),
@@ -80,7 +87,8 @@ def engine(  # noqa: PLR0913 - a command's options
         "speed": speed,
         "emulator": {
             "seed": seed,
-            "batching": _batching(batching),
+            "batching": _policy(batching, "--batching"),
+            "ordering": _policy(ordering, "--ordering"),
             "preemption": {
                 "mechanisms": preemption,
                 "victims": victims,
@@ -121,14 +129,14 @@ def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> E
         raise _blamed(f"--{flag.replace('_', '-')}", what) from None
 
 
-def _batching(told: str) -> object:
-    """Return a batching policy as a configuration would give it."""
+def _policy(told: str, flag: str) -> object:
+    """Return a policy as a configuration would give it."""
     if not told.startswith("{"):
         return {"kind": told}
     try:
         return msgspec.json.decode(told)
     except msgspec.DecodeError as error:
-        raise _blamed("--batching", str(error)) from None
+        raise _blamed(flag, str(error)) from None
 
 
 def _profile(name: str) -> Profile:
