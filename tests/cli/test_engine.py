@@ -78,6 +78,7 @@ def test_a_process_is_ready_with_its_line_and_ends_in_mid_stream(sent: signal.Si
         (["--preemption", "forget"], "flag --preemption: "),
         (["--preemption", "swap"], "flag --preemption: mechanisms must have recompute"),
         (["--victims", "me"], "flag --victims: "),
+        (["--whole", "some"], "flag --whole: "),
         (["--host-gib", "-1"], "flag --host-gib: "),
         (["--host-gb-per-s", "0"], "flag --host-gb-per-s: "),
     ],

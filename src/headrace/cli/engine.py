@@ -51,8 +51,9 @@ Ways = Annotated[
     ),
 ]
 Whom = Annotated[str, Parameter(help="Whose key says who gives way: policy or fair.")]
-Whole = Annotated[
-    bool, Parameter(help="Who gave way starts again only where all that it had fits.", negative=())
+Starts = Annotated[
+    str,
+    Parameter(help="Who starts only where all that it has to compute fits: all, resumed or never."),
 ]
 HostSpeed = Annotated[float, Parameter(help="10^9 bytes a second to and from the host.")]
 HostSize = Annotated[float, Parameter(help="GiB of host memory for swapped KV.")]
@@ -76,7 +77,7 @@ def engine(  # noqa: PLR0913 - a command's options
     max_model_len: Context = None,
     preemption: Ways = ("recompute",),
     victims: Whom = RECOMPUTE_ONLY.victims,
-    resume_whole: Whole = False,
+    whole: Starts = RECOMPUTE_ONLY.whole,
     host_gb_per_s: HostSpeed = RECOMPUTE_ONLY.host_gb_per_s,
     host_gib: HostSize = RECOMPUTE_ONLY.host_gib,
     fault: Wrong = (),
@@ -92,7 +93,7 @@ def engine(  # noqa: PLR0913 - a command's options
             "preemption": {
                 "mechanisms": preemption,
                 "victims": victims,
-                "resume_whole": resume_whole,
+                "whole": whole,
                 "host_gb_per_s": host_gb_per_s,
                 "host_gib": host_gib,
             },
