@@ -73,6 +73,7 @@ def test_a_process_is_ready_with_its_line_and_ends_in_mid_stream(sent: signal.Si
         (["--batching", "chunky"], "flag --batching: "),
         (["--batching", '{"kind": "paced_prefill"'], "flag --batching: "),
         (["--batching", '{"kind": "paced_prefill", "step_ms": 0}'], "flag --batching: step_ms: "),
+        (["--ordering", "lottery"], "flag --ordering: "),
         (["--max-num-queued-reqs", "0"], "flag --max-num-queued-reqs: "),
         (["--max-model-len", "10000000"], "flag --max-model-len: "),
         (["--preemption", "forget"], "flag --preemption: "),
