@@ -9,7 +9,7 @@ from headrace.model.ids import ClassName, TenantId
 from headrace.model.paths import Level, Link, path
 from headrace.model.told import Told
 from headrace.units import NS_PER_S, DurationNs, ms
-from tests.adapters.engine_server.serving import ENDLESS, KINDS, Served, chat, serving
+from tests.adapters.engine_server.serving import ENDLESS, KINDS, Served, asking, chat, serving
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.service]
 
@@ -65,5 +65,5 @@ async def test_whoever_came_first_starts_first_where_it_does_not() -> None:
 async def test_what_cannot_be_read_harms_nobody(route: str) -> None:
     rubbish: dict[str, Any] = {"headrace_way": "[[9]]", "headrace_left_ms": "soon"}
     async with serving(emulator={"ordering": {"kind": "tenant_first"}}) as served:
-        reply = await served.post(route, {"model": "m", "vllm_xargs": rubbish, **KINDS[route]})
+        reply = await served.post(route, asking(route, most=2, vllm_xargs=rubbish))
         assert reply.status == 200
