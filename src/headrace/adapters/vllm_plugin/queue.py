@@ -5,6 +5,7 @@ it back at the end of the step. A fault of ours in the midst of that would leave
 none gets out: the queue then goes on in vLLM's own order, and tells its owner.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -156,12 +157,16 @@ class Ordered:
 
     def take(self, request: EngineRequest) -> None:
         """Take a request out that is over, wherever it stands."""
-        guest = self._known(request)
-        if guest.n not in self._waiting:
+        # One may be forgotten by now: it gave way, and a token that was in flight was its last.
+        guest = self._guests.get(request.request_id) or self._forgotten(request)
+        if guest is None or guest.n not in self._waiting:
             return
         if guest.told is None:
             self._own.remove_requests({request})
         self._drop(guest)
+
+    def _forgotten(self, request: EngineRequest) -> Guest | None:
+        return next((one for one in self._waiting.values() if one.request is request), None)
 
     def _drop(self, guest: Guest) -> None:
         del self._waiting[guest.n]
@@ -204,7 +209,8 @@ class TurnQueue:
         self._ours: Ordered | None = ordered
         self._make, self._failed = own, failed
         self._own = own()
-        self._here: dict[str, EngineRequest] = {}
+        self._here: OrderedDict[str, EngineRequest] = OrderedDict()
+        """Who was put back first: vLLM's own order, if it is first come first served."""
 
     def give_up(self) -> None:
         """Go on in vLLM's own order, for good."""
@@ -235,6 +241,7 @@ class TurnQueue:
     def _add(self, request: EngineRequest, *, again: bool) -> None:
         known = request.request_id in self._here
         self._here[request.request_id] = request
+        self._here.move_to_end(request.request_id, last=not again)
         if self._ours is not None:
             try:
                 assert not known, "it waits already"
@@ -293,5 +300,5 @@ class TurnQueue:
         return len(self._here)
 
     def __iter__(self) -> Iterator[EngineRequest]:
-        """Yield who waits, in order of arrival."""
+        """Yield who waits, those first who were put back last, then in order of arrival."""
         return iter(tuple(self._here.values()))
