@@ -96,9 +96,15 @@ def read(additional: object) -> Settings:
     """Return the settings in vLLM's additional configuration. ValueError says where it is wrong."""
     found = additional.get(KEY, {}) if isinstance(additional, dict) else {}
     try:
-        return msgspec.convert(found, Settings)
+        return msgspec.convert(found, Settings, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ValueError(f"additional_config.{KEY}: {error}") from error
+
+
+def _path(kind: type, value: object) -> object:
+    """Return a path, which msgspec knows nothing of."""
+    assert kind is Path, f"{kind=}"
+    return Path(value)  # type: ignore[arg-type]  # TypeError: refused where it stands
 
 
 def profile_of(settings: Settings, *, blocks: int, block: int, budget: int, slots: int) -> Profile:
