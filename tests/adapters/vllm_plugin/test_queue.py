@@ -288,6 +288,16 @@ def test_who_gave_way_without_metadata_is_in_front_of_them_again() -> None:
     assert engine.drain() == ["r0", "r1", "r2"]
 
 
+@pytest.mark.parametrize("extra", [None, told("a")])
+def test_priority_that_was_raised_to_give_way_is_the_own_one_again(extra: Any) -> None:
+    engine = Engine(TenantFirst(), "priority")
+    request = engine.arrive(extra=extra, priority=3)
+    engine.start()
+    request.priority = 1 << 62
+    engine.preempt(request)
+    assert request.priority == 3
+
+
 def test_who_gave_way_with_metadata_waits_for_its_turn() -> None:
     engine = Engine(TenantFirst())
     engine.arrive(extra=told("a"))

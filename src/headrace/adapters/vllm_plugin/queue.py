@@ -113,9 +113,9 @@ class Ordered:
         self.tokens += request.num_tokens
         self._head = None
         self._guests.line.push(guest.seat(), self._now(), again=again)
+        request.priority = guest.own_priority  # it was raised, perhaps, to give way
         if guest.told is not None:
             return
-        request.priority = guest.own_priority
         if again:
             self._own.prepend_request(request)
         else:
