@@ -206,11 +206,17 @@ class Machine(RuleBasedStateMachine):
             self.leave(request)
 
     def leave(self, request: Request) -> None:
+        """End a request; as in the scheduler, a fault ends our order."""
         request.status = "finished"
+        if self.failed:
+            return
         guest = self.engine.guests.get(request.request_id)
         assert guest is not None
-        if not self.failed:
+        try:
             self.engine.guests.leave(guest)
+        except RuntimeError as fault:
+            self.engine.queue.give_up()
+            self.engine.faults.append(fault)
 
     @precondition(lambda self: not self.fused)
     @rule(fuse=st.integers(0, 30))
