@@ -310,6 +310,34 @@ def test_a_restart_in_place_clears_what_the_index_believed() -> None:
     assert made.routes()[-1].placement.cached_tokens == 0
 
 
+def test_a_cache_that_was_cleared_is_believed_empty_and_no_other() -> None:
+    """What the engine says of its own cache counts at once; a past life's word counts for nothing."""
+    prefix: dict[str, Any] = {"prefix": (1, 2), "prefix_tokens": 500}
+    made = Driver(replicas=2)
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    warm = made.places()[0]
+    life = 1 if warm == "r0" else 2
+    for name, other in ((warm, 3 - life), (warm, 99), ("r0" if warm == "r1" else "r1", 3 - life)):
+        made.forget(name, other)
+    assert made.plane.state.ignored["forgot"] == 2
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    assert made.routes()[-1].placement.cached_tokens == 1_000
+    made.forget(warm, life)
+    made.arrive(tokens=1_100, **prefix)
+    assert made.routes()[-1].placement.cached_tokens == 0
+
+
+def test_what_is_sent_when_a_cache_is_cleared_settles_by_its_usage() -> None:
+    made = Driver(replicas=1)
+    prefix: dict[str, Any] = {"prefix": (1, 2), "prefix_tokens": 500}
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    sent = made.arrive(tokens=1_100, **prefix)
+    assert made.routes()[-1].placement.cached_tokens == 1_000
+    made.forget("r0", 1)
+    made.serve(sent)
+    assert not made.plane.state.ledger.flights
+
+
 def test_another_life_of_a_replica_holds_nothing() -> None:
     prefix: dict[str, Any] = {"prefix": (1, 2), "prefix_tokens": 500}
     made = Driver(replicas=1)

@@ -9,6 +9,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaUp,
     Restarted,
     ShutDown,
@@ -208,6 +209,19 @@ def reported(m: Machine, snapshot: Snapshot, now: InstantNs) -> None:
         replica.snapshot = snapshot
         return
     m.ignore("report")
+
+
+def replica_forgot(m: Machine, event: ReplicaForgot) -> None:
+    """A replica's cache is empty, as far as anybody knows: no prefix is believed to be there.
+
+    Prompts already sent keep what they were expected to find; their usage corrects it.
+    """
+    for model, known in m.state.models.items():
+        replica = known.fleet.replicas.get(event.replica)
+        if replica is not None and replica.incarnation == event.incarnation:
+            m.prefixes[model].forget(replica)
+            return
+    m.ignore("forgot")
 
 
 def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
