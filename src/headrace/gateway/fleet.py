@@ -119,16 +119,16 @@ def _remote(
 
 def _follow(engine: PublishingEngine, spec: UpstreamSpec) -> None:
     """Have an engine's cache be followed, if its kind tells of it and we are able to hear."""
-    told, path = spec.kv_events, f"{engine.name}: kv_events"
+    told, path = spec.kv_events, "$.upstreams"
     assert told is not None
     if spec.kind is not None and not KINDS[spec.kind].has(Feature.KV_EVENTS):
-        message = f"engines of kind `{spec.kind}` publish no KV events"
+        message = f"`kv_events` of `{engine.name}`: kind `{spec.kind}` publishes none"
         raise ConfigError([Fault(Origin("configuration"), message, path)])
     source = Source(endpoint=told.endpoint, replay_endpoint=told.replay_endpoint, topic=told.topic)
     try:
         engine.follow(source)
     except ImportError:
-        message = "needs the library `pyzmq`: pip install 'headrace[kv-events]'"
+        message = "`kv_events` needs the library `pyzmq`: pip install 'headrace[kv-events]'"
         raise ConfigError([Fault(Origin("configuration"), message, path)]) from None
 
 
