@@ -111,9 +111,10 @@ class Heard:
         return expected
 
     async def empty(self) -> None:
-        """Have vLLM empty its cache, and wait until that is known."""
+        """Have vLLM empty its cache, and wait until that is known: it says so with its next step."""
         before = self.engine.heard.resets.get(Reset.CLEARED, 0)
         await self.post("/reset_prefix_cache")
+        await self.direct.completions.create(model=vllm.MODEL, prompt="Short.", max_tokens=1)
         await until(lambda: self.engine.heard.resets.get(Reset.CLEARED, 0) == before + 1)
 
 

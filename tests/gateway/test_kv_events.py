@@ -30,8 +30,10 @@ WELL = Answer(status=200, body=b"", error=None)
 PATIENCE_S = 20.0
 
 
-def settings(kind: EngineKind | None = EngineKind.VLLM, **told: Any) -> Settings:
-    spec = KvEventsSpec(**{"endpoint": "tcp://127.0.0.1:9", **told})
+def settings(
+    kind: EngineKind | None = EngineKind.VLLM, told: KvEventsSpec | None = None
+) -> Settings:
+    spec = told or KvEventsSpec(endpoint="tcp://127.0.0.1:9")
     upstream = UpstreamSpec(url="http://127.0.0.1:9", pool="p", kind=kind, kv_events=spec)
     return Settings(deployment=deployment(), upstreams=(upstream,))
 
@@ -41,16 +43,16 @@ class Listening:
 
     def __init__(self, folder: Path) -> None:
         self.publisher = Publisher(folder)
-        told = {
-            "endpoint": self.publisher.endpoint,
-            "replay_endpoint": self.publisher.replay_endpoint,
-            "topic": "kv",
-        }
+        told = KvEventsSpec(
+            endpoint=self.publisher.endpoint,
+            replay_endpoint=self.publisher.replay_endpoint,
+            topic="kv",
+        )
         self.gateway = Managed(lambda clock: self._engines(clock, told))
         self.engine._rise()
 
-    def _engines(self, clock: Clock, told: dict[str, str]) -> list[Any]:
-        found = engines(settings(**told), clock)
+    def _engines(self, clock: Clock, told: KvEventsSpec) -> list[Any]:
+        found = engines(settings(told=told), clock)
         assert isinstance(found[0], PublishingEngine)
         self.engine = found[0]
         self.engine._closed = True  # nobody looks after its health: there is no server
@@ -67,7 +69,7 @@ class Listening:
         told = (event for _, event in self.gateway.pages.records())
         return [event for event in told if isinstance(event, ReplicaForgot)]
 
-    def figure(self, found: dict[str, list[Sample]], name: str, **more: str) -> float:
+    def figure(self, found: dict[str, list[Sample]], name: str, **more: str) -> float | None:
         return value(found, f"headrace_engine_kv_{name}", pool="p", replica="p-0", **more)
 
     def close(self) -> None:
