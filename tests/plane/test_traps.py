@@ -9,7 +9,7 @@ import pytest
 from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import ClassSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Effect, Fail
-from headrace.model.ids import Incarnation
+from headrace.model.ids import Incarnation, ReplicaName
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
@@ -334,8 +334,13 @@ def test_what_is_sent_when_a_cache_is_cleared_settles_by_its_usage() -> None:
     sent = made.arrive(tokens=1_100, **prefix)
     assert made.routes()[-1].placement.cached_tokens == 1_000
     made.forget("r0", 1)
-    made.serve(sent)
+    made.serve(sent)  # nothing was cached
     assert not made.plane.state.ledger.flights
+    replica = made.known.fleet.replicas[ReplicaName("r0")]
+    assert (replica.cached_expected, replica.cached_told) == (1_000, 0)
+    sent = made.arrive(tokens=1_100, **prefix)
+    made.end(made.live(sent).attempt, Outcome.ERROR)
+    assert replica.cached_expected == 1_000, "without a usage nothing is compared"
 
 
 def test_another_life_of_a_replica_holds_nothing() -> None:

@@ -190,6 +190,12 @@ FAMILIES: dict[str, Family] = {
     "replica_decodes": Family(_G, "Streams past their first token.", _REPLICA),
     "replica_kv_blocks_reserved": Family(_G, "KV blocks that we have reserved there.", _REPLICA),
     "replica_kv_blocks_capacity": Family(_G, "KV blocks that may be reserved there.", _REPLICA),
+    "replica_expected_cached_tokens": Family(
+        _C, "Prompt tokens expected in its prefix cache, of attempts with a usage.", _REPLICA
+    ),
+    "replica_told_cached_tokens": Family(
+        _C, "Prompt tokens of the same attempts that were there, by their usage.", _REPLICA
+    ),
     "replica_report_age_seconds": Family(
         _G, "Age of its last report; absent if it never reported.", _REPLICA
     ),

@@ -264,6 +264,8 @@ class Metrics:
             sheet.put("replica_decodes", load.decodes, *who)
             sheet.put("replica_kv_blocks_reserved", load.blocks, *who)
             sheet.put("replica_kv_blocks_capacity", facts.blocks_total, *who)
+            sheet.put("replica_expected_cached_tokens", replica.cached_expected, *who)
+            sheet.put("replica_told_cached_tokens", replica.cached_told, *who)
             report = replica.snapshot
             if report is None:
                 continue

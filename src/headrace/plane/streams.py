@@ -292,6 +292,11 @@ def _close(
     ledger, price = m.state.ledger, m.settings.prices[live.model]
     flight, tenant = ledger.flights[live.attempt], live.request.tenant
     live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
+    if usage is not None:
+        assert live.replica is not None
+        replica = known.fleet.replicas[live.replica]
+        replica.cached_expected += flight.cached_tokens
+        replica.cached_told += usage.cached_tokens
     served = flight.served(usage, live.made)
     if any(served):
         had = m.state.accounts.had(live.model, tenant)

@@ -96,7 +96,33 @@ def test_an_engine_that_was_there_before_is_asked_for_what_it_told_then() -> Non
 def test_a_hole_in_the_past_makes_what_came_before_it_doubtful() -> None:
     scene = Scene().hear(7).answer(2, 3, 5, 6)
     assert scene.holds(5, 6, 7)
-    assert scene.resets == [Reset.LOST]
+    assert not scene.resets
+    scene = Scene().hear(7).answer(2, 3)
+    assert scene.holds(7)
+
+
+def test_what_happened_before_we_listened_is_no_news() -> None:
+    scene = Scene().hear(3)
+    for number, payload in ((0, batch(store(0), CLEARED, store(1))), (1, b"nonsense")):
+        scene.follower.replayed(number, payload)
+    scene.follower.replayed(2, batch(store(2, 2), removed(201), {"type": "New"}))
+    scene.follower.replay_over()
+    assert scene.holds(2, 3)
+    assert not scene.resets
+    counts = scene.follower.counts
+    assert (counts.stored, counts.removed, counts.malformed, counts.unknown) == (1, 0, 0, 0)
+    scene.follower.heard(4, batch(CLEARED))
+    assert scene.resets == [Reset.CLEARED]
+
+
+def test_what_was_missed_while_we_listened_is_news_though_it_comes_late() -> None:
+    scene = Scene().hear(0, 3)
+    for number, payload in ((0, batch(store(0))), (1, batch(CLEARED, store(1))), (2, batch())):
+        scene.follower.replayed(number, payload)
+    scene.follower.replay_over()
+    assert scene.holds(1, 3)
+    assert scene.resets == [Reset.CLEARED]
+    assert scene.follower.counts.stored == 3
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

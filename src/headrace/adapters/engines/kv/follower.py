@@ -35,7 +35,7 @@ class Reset(StrEnum):
 
 
 class Counts(Struct):
-    """What was heard of one engine, since the start."""
+    """What was heard of one engine since we listen."""
 
     stored: int = 0
     """Blocks that entered."""
@@ -70,7 +70,7 @@ class Follower:
         self._applied: int | None = None  # up to here it is in the index
         self._mark = b""  # of the batch applied last
         self._held: deque[tuple[int, bytes]] = deque()
-        self._asking = self._unproven = self._blind = False
+        self._asking = self._unproven = self._blind = self._quiet = False
 
     def heard(self, number: int, payload: bytes) -> None:
         """Take what was published just now."""
@@ -108,6 +108,7 @@ class Follower:
         first = self._held[0][0]
         if self._applied is not None and self._applied < first - 1:
             self._forget(Reset.LOST)
+        self._quiet = False
         if self._applied is None:
             self._applied = first - 1
         while self._held and not self._asking:
@@ -117,7 +118,7 @@ class Follower:
         """Forget everything, quietly: the engine is gone, and who comes next is another."""
         self._start_over()
         self._held.clear()
-        self._asking = False
+        self._asking = self._quiet = False
         self.index.clear()
 
     def _take(self, number: int, payload: bytes) -> None:
@@ -147,27 +148,30 @@ class Follower:
         self._question(start)
 
     def _question(self, start: int) -> None:
+        """Ask; what happened before we listened to this life is history, and nobody's news."""
         assert self._ask is not None
+        self._quiet = not self._unproven
         self._ask(start)
 
     def _apply(self, number: int, payload: bytes) -> None:
         self._applied, self._mark = number, _mark(payload)
+        counts = Counts() if self._quiet else self.counts
         try:
             batch = read(payload)
         except MalformedError:
-            self.counts.malformed += 1
+            counts.malformed += 1
             if not self._blind:
                 self._blind = True
                 self._drop(Reset.LOST)
             return
         self._blind = False
-        self.counts.unknown += batch.unknown
+        counts.unknown += batch.unknown
         for event in batch.events:
             match event:
                 case Stored():
-                    self.counts.stored += self.index.store(event)
+                    counts.stored += self.index.store(event)
                 case Removed():
-                    self.counts.removed += self.index.remove(event)
+                    counts.removed += self.index.remove(event)
                 case Cleared():
                     self._drop(Reset.CLEARED)
 
@@ -182,6 +186,8 @@ class Follower:
 
     def _drop(self, reset: Reset) -> None:
         self.index.clear()
+        if self._quiet:
+            return
         self.counts.resets[reset] = self.counts.resets.get(reset, 0) + 1
         self._forgot(reset)
 
