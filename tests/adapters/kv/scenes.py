@@ -1,6 +1,6 @@
 """An engine's cache as a test sees it, and what it would publish."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -55,8 +55,3 @@ def prompt(nth: int, blocks: int) -> list[int]:
 def store(nth: int, blocks: int = 1) -> dict[str, Any]:
     """Return that a whole prompt is stored, in blocks with names of its own."""
     return stored([100 * nth + b for b in range(blocks)], prompt(nth, blocks)[:-1])
-
-
-def in_order(messages: Iterable[tuple[int, bytes]]) -> bool:
-    numbers = [number for number, _ in messages]
-    return numbers == sorted(numbers)

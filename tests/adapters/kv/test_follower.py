@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.adapters.engines.kv.follower import HELD, Follower, Reset
+from headrace.adapters.engines.kv.follower import HELD, HELD_BYTES, Follower, Reset
 from headrace.adapters.engines.kv.index import BlockIndex
 from tests.adapters.kv.scenes import CLEARED, batch, prompt, removed, store, stored
 
@@ -184,6 +184,16 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
     assert len(scene.index) == HELD + 1
     scene.follower.replayed(0, batch(store(9_999)))  # too late
     assert not scene.index.cached_tokens(prompt(9_999, 1))
+
+
+def test_what_waits_for_an_answer_is_bounded_in_bytes_too() -> None:
+    scene = Scene().hear(0, 2)
+    large = b"\xc1" * (HELD_BYTES // 4)
+    for number in range(3, 7):
+        scene.follower.heard(number, large)
+        assert not scene.resets, "it waits"
+    scene.follower.heard(7, large)
+    assert scene.resets[0] is Reset.LOST
 
 
 def test_an_engine_that_is_gone_is_forgotten_quietly() -> None:

@@ -17,9 +17,11 @@ from msgspec import Struct
 
 from headrace.adapters.engines.kv.events import Cleared, MalformedError, Removed, Stored, read
 from headrace.adapters.engines.kv.index import BlockIndex
+from headrace.units import MIB
 
-HELD = 4_096
-"""Messages that wait at most for what is asked for; beyond, it is given up. 4,096: a minute of steps."""
+HELD, HELD_BYTES = 4_096, 64 * MIB
+"""Messages, and bytes of them, that wait at most for what is asked for; beyond, it is given up. 4,096: a
+minute of steps."""
 _MARK_BYTES = 16
 
 
@@ -70,6 +72,7 @@ class Follower:
         self._applied: int | None = None  # up to here it is in the index
         self._mark = b""  # of the batch applied last
         self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = 0
         self._asking = self._unproven = self._blind = self._quiet = False
 
     def heard(self, number: int, payload: bytes) -> None:
@@ -78,7 +81,8 @@ class Follower:
             self._take(number, payload)
             return
         self._held.append((number, payload))
-        if len(self._held) > HELD:
+        self._held_bytes += len(payload)
+        if len(self._held) > HELD or self._held_bytes > HELD_BYTES:
             self.replay_over()
 
     def replayed(self, number: int, payload: bytes) -> None:
@@ -108,7 +112,7 @@ class Follower:
         first = self._held[0][0]
         if self._applied is not None and self._applied < first - 1:
             self._forget(Reset.LOST)
-        self._quiet = False
+        self._quiet, self._held_bytes = False, 0
         if self._applied is None:
             self._applied = first - 1
         while self._held and not self._asking:
