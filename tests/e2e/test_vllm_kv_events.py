@@ -6,8 +6,9 @@ Prompts go to vLLM itself or through a gateway that listens to it. Nothing is me
 import asyncio
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -32,21 +33,33 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.service, pytest.mark.vllm]
 SIZE, BLOCKS = 32, 64
 PORTS = free_port(), free_port()
 TOPIC = "kv"
-FLAGS = (
-    *("--max-model-len", "1024", "--max-num-seqs", "2", "--max-num-batched-tokens", "1024"),
-    *("--block-size", str(SIZE), "--num-gpu-blocks-override", str(BLOCKS)),
-    "--enable-prompt-tokens-details",
-    "--kv-events-config",
-    json.dumps(
-        {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": f"tcp://*:{PORTS[0]}",
-            "replay_endpoint": f"tcp://*:{PORTS[1]}",
-            "topic": TOPIC,
-        }
-    ),
-)
+
+
+def flags(events: int, replay: int) -> tuple[str, ...]:
+    """Return how vLLM is started that publishes at these ports."""
+    published = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
+        "topic": TOPIC,
+    }
+    return (
+        *("--max-model-len", "1024", "--max-num-seqs", "2", "--max-num-batched-tokens", "1024"),
+        *("--block-size", str(SIZE), "--num-gpu-blocks-override", str(BLOCKS)),
+        *("--enable-prompt-tokens-details", "--kv-events-config", json.dumps(published)),
+    )
+
+
+def source(events: int, replay: int) -> Source:
+    """Return where it is heard."""
+    return Source(
+        endpoint=f"tcp://127.0.0.1:{events}",
+        replay_endpoint=f"tcp://127.0.0.1:{replay}",
+        topic=TOPIC,
+    )
+
+
 _MARKS = count()
 SEA = "Of the sea it is told that it was there before the land, and will be when the land is gone. "
 
@@ -55,7 +68,7 @@ SEA = "Of the sea it is told that it was there before the land, and will be when
 def server() -> Iterator[VllmServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")  # opens /reset_prefix_cache
-        with vllm.serving(vllm.needed(), FLAGS) as made:
+        with vllm.serving(vllm.needed(), flags(*PORTS)) as made:
             yield made
 
 
@@ -219,12 +232,7 @@ async def test_who_comes_later_is_told_what_was_before(server: VllmServer) -> No
         await one.agrees(SEA * 5)
         ids = await one.tokens(SEA * 5)
         expected = one.looked_up(ids)
-        source = Source(
-            endpoint=f"tcp://127.0.0.1:{PORTS[0]}",
-            replay_endpoint=f"tcp://127.0.0.1:{PORTS[1]}",
-            topic=TOPIC,
-        )
-        later, index = Subscriber(source), BlockIndex(b"k")
+        later, index = Subscriber(source(*PORTS)), BlockIndex(b"k")
         later.start(Follower(index, lambda _: None, later.ask))
         try:
             for nth in count():  # until it is connected, and hears that there is something
@@ -234,3 +242,46 @@ async def test_who_comes_later_is_told_what_was_before(server: VllmServer) -> No
             await until(lambda: index.cached_tokens(ids) == expected)
         finally:
             later.close()
+
+
+async def test_another_life_at_the_same_place_is_known_for_one() -> None:
+    home, ports = vllm.needed(), (free_port(), free_port())
+    resets: list[Reset] = []
+    listening, index = Subscriber(source(*ports)), BlockIndex(b"k")
+    listening.start(Follower(index, resets.append, listening.ask))
+    try:
+        for life in range(2):
+            server = await asyncio.to_thread(vllm.start, home, flags(*ports))
+            try:
+                blocks = await _served(server, partial(_known, index, resets, life))
+                assert blocks > 0
+            finally:
+                await asyncio.to_thread(server.stop)
+        assert resets in ([Reset.RESTARTED], [Reset.LOST])
+        assert len(index) <= blocks, "of the first life nothing is left"
+    finally:
+        listening.close()
+
+
+async def _served(server: VllmServer, is_known: Callable[[int], bool]) -> int:
+    """Have prompts served until all but the last are known to be cached; return their blocks.
+
+    What is published before we are connected again is not heard, nor known of before there is more.
+    """
+    blocks = 0
+    async with AsyncOpenAI(api_key="-", base_url=f"{server.base}/v1") as sdk:
+        for nth in range(10):
+            before = blocks
+            said = await sdk.completions.create(
+                model=vllm.MODEL, prompt=f"{nth} {SEA * 2}", max_tokens=1
+            )
+            assert said.usage is not None
+            blocks += said.usage.prompt_tokens // SIZE
+            if before and is_known(before):
+                break
+            await asyncio.sleep(1)  # a connection is tried again within that
+    return blocks
+
+
+def _known(index: BlockIndex, resets: list[Reset], life: int, blocks: int) -> bool:
+    return len(index) >= blocks and len(resets) == life

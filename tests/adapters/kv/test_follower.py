@@ -217,7 +217,7 @@ class Publisher(RuleBasedStateMachine):
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
         self.held: set[int] = set()
         self.number = self.name = self.stamp = 0
-        self.new = self.settled = False
+        self.settled = False
 
     def _publish(self, events: list[object], *, lost: bool) -> None:
         self.stamp += 1
@@ -225,14 +225,8 @@ class Publisher(RuleBasedStateMachine):
         self.number += 1
         self.kept.append((number, payload))
         follower = self.scene.follower
-        # A life whose beginning was lost and which goes on just where the one before it ended is not told
-        # from that one by its numbers.
-        known = -1 if follower._applied is None else follower._applied
-        live = -1 if follower._live is None else follower._live
-        lost = lost or (self.new and live < number <= known + 1 and number > 0)
         self.settled = not lost
         if not lost:
-            self.new = False
             follower.heard(number, payload)
 
     @rule(blocks=st.integers(1, 2), lost=LOST)
@@ -258,7 +252,13 @@ class Publisher(RuleBasedStateMachine):
     def restart(self) -> None:
         self.held.clear()
         self.kept.clear()
-        self.number, self.new, self.settled = 0, True, False
+        self.number, self.settled = 0, False
+        self.scene.follower.interrupted()
+
+    @rule()
+    def blink(self) -> None:
+        """Have the connection break, and nothing else."""
+        self.scene.follower.interrupted()
 
     @precondition(lambda self: self.scene.asked)
     @rule(dropped=st.sampled_from((None, None, 0, 1, 2)), silent=LOST)

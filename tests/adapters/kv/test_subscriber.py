@@ -120,6 +120,42 @@ async def test_another_life_is_found_after_the_connection_came_back(tmp_path: Pa
         assert one.resets == [Reset.RESTARTED]
 
 
+@pytest.mark.parametrize("replays", [True, False])
+async def test_another_life_that_seems_to_go_on_is_another_all_the_same(
+    tmp_path: Path, replays: bool
+) -> None:
+    async with line(tmp_path, replays=replays) as one:
+        await one.tell(1)
+        await one.holds(1)
+        await one.restart()
+        await one.tell(2, lost=True)
+        await one.tell(3)
+        if replays:
+            for expected in (0, 0):
+                who, start = await one.publisher.asked()
+                assert start == expected
+                await one.publisher.answer(who, start)
+        await one.holds(*((2, 3) if replays else (3,)))
+        assert one.resets == [Reset.RESTARTED if replays else Reset.LOST]
+
+
+async def test_the_same_life_behind_a_broken_connection_is_the_same() -> None:
+    resets: list[Reset] = []
+    asked: list[int] = []
+    follower = Noted(BlockIndex(b"k"), resets.append, asked.append)
+    follower.changed = asyncio.Event()
+    for number in (0, 1):
+        follower.heard(number, batch(store(number)))
+    follower.interrupted()
+    follower.heard(2, batch(store(2)))
+    assert asked == [1]
+    for number in (1, 2):
+        follower.replayed(number, batch(store(number)))
+    follower.replay_over()
+    follower.heard(3, batch(store(3)))
+    assert (len(follower.index), resets, asked) == (4, [], [1])
+
+
 async def test_a_life_that_was_not_heard_begin_is_no_gap_of_the_one_before(tmp_path: Path) -> None:
     async with line(tmp_path) as one:
         await one.tell(1, 2)
@@ -189,7 +225,7 @@ async def test_a_closed_one_leaves_no_task_behind(tmp_path: Path) -> None:
         await one.tell(3)
         await one.publisher.asked()  # and does not answer
         ours = asyncio.all_tasks() - before
-        assert len(ours) == 2
+        assert len(ours) == 3
     await asyncio.wait(ours)
     assert all(task.cancelled() for task in ours)
     one.subscriber.close()

@@ -2,8 +2,8 @@
 
 A number left out is a gap: what was missed is asked for where that can be had, and else nothing that was
 known counts any more. A number that comes again, or a lower one, is another life of the engine, whose
-cache began empty. One that restarts unheard would go on beyond a gap as if nothing were: so what is
-asked for begins with the last batch that was heard, and that must be the same.
+cache began empty. One that restarts unheard may go on as if nothing were: so what is asked for, after a
+gap or a broken connection, begins with the last batch that was heard, and that must be the same.
 
 Does no I/O: the subscriber hands over what came, and is told what to ask for.
 """
@@ -74,6 +74,7 @@ class Follower:
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = 0
         self._asking = self._unproven = self._blind = self._quiet = False
+        self._broken = False
 
     def heard(self, number: int, payload: bytes) -> None:
         """Take what was published just now."""
@@ -84,6 +85,16 @@ class Follower:
         self._held_bytes += len(payload)
         if len(self._held) > HELD or self._held_bytes > HELD_BYTES:
             self.replay_over()
+
+    def interrupted(self) -> None:
+        """The connection broke: who is behind the next one may be another."""
+        if not self._asking:
+            self._broken = True
+            return
+        self._asking, self._held_bytes = False, 0
+        self._held.clear()  # of one life or two: nobody can say
+        self._forget(Reset.LOST)
+        self._quiet = False
 
     def replayed(self, number: int, payload: bytes) -> None:
         """Take what was asked for, in order."""
@@ -133,8 +144,9 @@ class Follower:
                 self._catch_up(0, number, payload)
                 return
             self._apply(number, payload)
-        elif number > self._applied + 1:
-            self.counts.gaps += 1
+        elif number > self._applied + 1 or self._broken:
+            self._broken = False
+            self.counts.gaps += number > self._applied + 1
             if self._ask is not None:
                 self._unproven = True
                 self._catch_up(self._applied, number, payload)
@@ -186,7 +198,7 @@ class Follower:
 
     def _start_over(self) -> None:
         self._applied = self._live = None
-        self._unproven = self._blind = False
+        self._unproven = self._blind = self._broken = False
 
     def _drop(self, reset: Reset) -> None:
         self.index.clear()

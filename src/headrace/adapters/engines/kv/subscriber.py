@@ -24,7 +24,7 @@ _QUEUE = 16_384
 _MESSAGE_MAX = 16_777_216
 """Bytes of a message; beyond, ZeroMQ closes the connection. 16 MiB: three million tokens in one step."""
 _HEARTBEAT_MS, _SILENT_MS = 10_000, 30_000
-_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5_000
+_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1_000
 PATIENCE_S = 5.0
 """Seconds between two messages that were asked for; beyond, no more of them come."""
 
@@ -48,6 +48,7 @@ class Subscriber:
 
         self._zmq, self._source = zmq, source
         self._socket: Any = None
+        self._monitor: Any = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, follower: Follower) -> None:
@@ -56,6 +57,8 @@ class Subscriber:
         zmq = self._zmq
         self._socket = self._connected(zmq.SUB, self._source.endpoint)
         self._socket.subscribe(self._source.topic)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._run("watch", self._watch())
         self._run("listen", self._listen())
 
     def ask(self, start: int) -> None:
@@ -69,7 +72,10 @@ class Subscriber:
         for task in tasks.values():
             task.cancel()
         if self._socket is not None:
+            self._socket.disable_monitor()
+            self._monitor.close()
             self._socket.close()
+            self._socket = None
 
     def _run(self, name: str, what: Any) -> None:
         before = self._tasks.get(name)
@@ -95,9 +101,16 @@ class Subscriber:
         socket.connect(endpoint)
         return socket
 
-    async def _listen(self) -> None:
+    async def _watch(self) -> None:
+        monitor = self._monitor
         while True:
-            frames = await self._socket.recv_multipart()
+            await monitor.recv_multipart()
+            self.follower.interrupted()
+
+    async def _listen(self) -> None:
+        socket = self._socket
+        while True:
+            frames = await socket.recv_multipart()
             if len(frames) == _FRAMES and len(frames[1]) == NUMBER_BYTES:
                 self.follower.heard(int.from_bytes(frames[1], "big"), frames[2])
             else:
