@@ -115,7 +115,12 @@ def test_profile_is_packaged_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_bytes(msgspec.json.encode(packaged))
     for named in (PROFILE, str(path)):
-        assert sizes(given_as(profile=named)) == packaged
+        assert sizes(given_as(profile=named), budget=10_000, slots=10_000) == packaged
+
+
+def test_limits_of_a_profile_are_no_larger_than_vllms() -> None:
+    found = sizes(given_as(profile=PROFILE), budget=128, slots=3)
+    assert (found.token_budget, found.max_running, found.reference_batch) == (128, 3, 3)
 
 
 @pytest.mark.parametrize(
