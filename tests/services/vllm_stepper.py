@@ -403,7 +403,10 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one, if there is room."""
         if len(self.lines) < _LINES:
-            self.lines.append(f"{record.name} {record.levelname} {record.getMessage()}")
+            line = f"{record.name} {record.levelname} {record.getMessage()}"
+            if record.exc_info:
+                line += f"\n{self.format(record)}"
+            self.lines.append(line)
 
 
 @contextmanager

@@ -50,8 +50,8 @@ class Guest:
 
     __slots__ = (
         "arrived_at", "cached", "charged", "deadline", "ended", "gap_ns", "logged", "n",
-        "own_priority", "prefilled", "relegated", "request", "seated", "slo_class", "target", "tenant",
-        "told", "way",
+        "own_priority", "prefilled", "relegated", "request", "seated", "slo_class", "started",
+        "target", "tenant", "told", "way",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +63,9 @@ class Guest:
         self.charged = 0
         """Output tokens that its queue was charged for."""
         self.prefilled = self.ended = False
-        self.cached = self.target = 0
-        """Prompt tokens found in the prefix cache at the first start; where it decodes from."""
+        self.cached = self.target = self.started = 0
+        """Prompt tokens found in the prefix cache at the first start; where it decodes from; which start
+        of all was its last."""
         self.seated = self.logged = False
         """For the step log: it got a slot that was not told yet, and it had one before."""
         if told is None:
@@ -171,7 +172,7 @@ class Guests:
         """
         self.running[guest.request.request_id] = guest
         self.starts += 1
-        guest.seated, guest.target = True, guest.request.num_tokens
+        guest.seated, guest.target, guest.started = True, guest.request.num_tokens, self.starts
         if guest.prefilled:
             return
         guest.prefilled = True

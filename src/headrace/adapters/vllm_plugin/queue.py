@@ -95,6 +95,9 @@ class Ordered:
         self._guests, self._own, self._now, self._runs = guests, own, now, runs
         self._waiting: dict[int, Guest] = {}
         self._sizes: dict[int, int] = {}
+        self._numbers: dict[
+            str, int
+        ] = {}  # of requests that wait, also of those that vLLM has freed already
         self._head: Guest | None = None
         self._popped: Guest | None = None
         self._settled_at: InstantNs | None = None
@@ -109,6 +112,7 @@ class Ordered:
         self._guests.stop(guest)
         # What was in flight as it gave way may still add to it.
         self._waiting[guest.n], self._sizes[guest.n] = guest, request.num_tokens
+        self._numbers[request.request_id] = guest.n
         self.tokens += request.num_tokens
         self._head = None
         self._guests.line.push(guest.seat(), self._now(), again=again)
@@ -155,15 +159,16 @@ class Ordered:
 
     def take(self, request: EngineRequest) -> None:
         """Take a request out that is over, wherever it stands."""
-        guest = self._known(request)
-        if guest.n not in self._waiting:
+        number = self._numbers.get(request.request_id)
+        if number is None:
             return
+        guest = self._waiting[number]
         if guest.told is None:
             self._own.remove_requests({request})
         self._drop(guest)
 
     def _drop(self, guest: Guest) -> None:
-        del self._waiting[guest.n]
+        del self._waiting[guest.n], self._numbers[guest.request.request_id]
         self.tokens -= self._sizes.pop(guest.n)
         self._head = None
         self._guests.line.take(guest.n, self._now())

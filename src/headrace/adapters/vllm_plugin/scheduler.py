@@ -106,8 +106,14 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         late_ns = ms(settings.late_ms)
         rates, token_ns = rates_of(settings, profile), token_ns_of(settings, profile)
         self._guests = Guests(Line(settings.ordering, rates, token_ns, late_ns), late_ns)
-        self._turner = Turner(settings.batching, profile, sizes, settings.victims)
         self._own_policy = self.policy
+        self._turner = Turner(
+            settings.batching,
+            profile,
+            sizes,
+            settings.victims,
+            by_priority=self.policy is SchedulingPolicy.PRIORITY,
+        )
         self._queue: Queue = Looked(self._guests, self)
         if self._decides:
             self._queue = ordered = Ordered(self._guests, self._own_queue(), self._instant, _runs)
@@ -115,7 +121,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         self._metrics = metrics()
         self._metrics.mode("enforce" if self._decides else "passive")
         if settings.step_log is not None:
-            self._recorder = self._recording(settings, settings.step_log)
+            self._recorder = self._recording(settings, Path(settings.step_log))
         ordering, batching = kind_of(settings.ordering), kind_of(settings.batching)
         how = "scheduling" if self._decides else "looking on, and would schedule"
         _log.info("headrace: %s by %s, %s, profile %s", how, ordering, batching, profile.name)

@@ -70,7 +70,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What tokens weigh in the counters. An output token without a weight or a profile: 2."""
     late_ms: Annotated[float, Meta(gt=0, le=86_400_000)] = LATE_NS / NS_PER_MS
     """Longest that a request past its latest start lets others pass here."""
-    step_log: Path | None = None
+    step_log: Annotated[str, Meta(min_length=1)] | None = None
     """File that gets a line for each step; `headrace steps` reads it."""
     step_log_mib: Annotated[int, Meta(ge=1, le=65_536)] = 32
     """Size at which it is set aside once and begun anew."""

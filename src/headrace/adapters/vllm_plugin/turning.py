@@ -22,8 +22,15 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
-from headrace.policy.batching.preemption import Victims, gives_way, giving_way
-from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Tokens
+from headrace.policy.batching.preemption import (
+    RECOMPUTE_ONLY,
+    Held,
+    Victims,
+    choose,
+    gives_way,
+    giving_way,
+)
+from headrace.units import BLOCK_TOKENS, Blocks, DurationNs, InstantNs, Tokens, blocks_for
 
 VICTIMS = 32
 """Requests that are ranked for giving way: more than a step takes from."""
@@ -53,9 +60,16 @@ class Turner:
     """Asks the policy when its knobs no longer hold, and turns vLLM's."""
 
     def __init__(
-        self, policy: BatchingPolicy, profile: Profile, sizes: Sizes, victims: Victims
+        self,
+        policy: BatchingPolicy,
+        profile: Profile,
+        sizes: Sizes,
+        victims: Victims,
+        *,
+        by_priority: bool,
     ) -> None:
-        """Start with nothing asked."""
+        """Start with nothing asked. `by_priority`: how vLLM itself orders."""
+        self._by_priority = by_priority
         self._policy, self._profile, self._sizes = policy, profile, sizes
         self._key = gives_way if victims is Victims.FAIR else policy.victim_key
         self._knobs: Knobs | None = None
@@ -118,23 +132,34 @@ class Turner:
         sizes, running = self._sizes, scheduler.running
         budget = scheduler.max_num_scheduled_tokens
         most = (len(running) + -(-budget // sizes.block_tokens)) * sizes.groups
-        if not guests.marked or most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
+        if most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
             return []
         guests.follow(running, {})
         holders = list(guests.running.values())
 
         def pause(nth: int) -> Key:
-            # To compute again takes the longer the more there is, for each block as well; of those that
-            # came without metadata vLLM's own choice gives way.
+            # Of those that came without metadata vLLM's own choice gives way.
             one = holders[nth]
-            last = -one.own_priority if one.told is None else one.request.num_computed_tokens
-            return (last, -one.n)
+            if one.told is not None:
+                return (self._pause_ns(one), -one.n)
+            return (-one.own_priority, -one.n) if self._by_priority else (-one.started,)
 
         guests.settle()
         first = giving_way(list(map(guests.entry, holders)), self._key, pause, VICTIMS)[:VICTIMS]
-        for rank, nth in enumerate(first):
-            holders[nth].request.priority = _PRIORITY - rank
-        return [holders[nth] for nth in first]
+        ranks = {holders[nth].request.request_id: VICTIMS - rank for rank, nth in enumerate(first)}
+        for name, rank in ranks.items():
+            guests.running[name].request.priority = _PRIORITY + rank
+        # vLLM plans no further in a step once the one it plans for gives way itself: that is the last.
+        scheduler.running = sorted(
+            running, key=lambda one: (one.is_prefill_chunk, ranks.get(one.request_id, 0))
+        )
+        return [guests.running[name] for name in ranks]
+
+    def _pause_ns(self, guest: Guest) -> DurationNs:
+        """Return what it takes to compute a request again, for each block that it frees."""
+        computed = Tokens(guest.request.num_computed_tokens)
+        held = Held(computed=computed, shared=Tokens(0), blocks=blocks_for(computed))
+        return choose(held, RECOMPUTE_ONLY, self._profile, host_free=0).per_block_ns
 
 
 def split(running: Iterable[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
