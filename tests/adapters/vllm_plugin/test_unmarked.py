@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from tests.adapters.vllm_plugin.scenes import engine, play
 from tests.replica.scenes import small
-from tests.services.vllm_scene import ASYNC, OURS, Asked, Engine, Run
 from tests.services.vllm import needed
+from tests.services.vllm_scene import ASYNC, OURS, Asked, Engine, Run
 
 pytestmark = pytest.mark.vllm
 

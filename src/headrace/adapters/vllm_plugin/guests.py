@@ -153,7 +153,7 @@ class Guests:
         except ValueError:
             self.unreadable += 1
             return None
-        if told is not None and self.line.nodes >= NODES_MAX:
+        if told is not None and self.line.nodes >= NODES_MAX and not self.line.knows(told.way):
             self.unreadable += 1
             return None
         return told
@@ -172,11 +172,15 @@ class Guests:
         """
         self.running[guest.request.request_id] = guest
         self.starts += 1
-        guest.seated, guest.target, guest.started = True, guest.request.num_tokens, self.starts
+        request = guest.request
+        guest.seated, guest.target, guest.started = True, request.num_tokens, self.starts
+        if (
+            request.num_output_tokens < guest.charged
+        ):  # a session's next turn, with input of its own
+            guest.charged, guest.prefilled = 0, False
         if guest.prefilled:
             return
         guest.prefilled = True
-        request = guest.request
         guest.cached = cached = min(computed, request.num_prompt_tokens)
         self.line.charge_prompt(guest.way, request.num_prompt_tokens - cached, cached)
 

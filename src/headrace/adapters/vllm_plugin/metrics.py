@@ -6,6 +6,7 @@ has more.
 """
 
 import os
+from functools import cache
 from typing import Protocol
 
 from headrace.adapters.vllm_plugin.guests import Guest
@@ -115,6 +116,7 @@ def _word(value: bool) -> str:
     return "true" if value else "false"
 
 
+@cache
 def metrics() -> Metrics:
     """Return what counts where vLLM's processes share a folder, else what counts nothing."""
     return PrometheusMetrics() if os.environ.get(VARIABLE) else NoMetrics()

@@ -5,6 +5,7 @@ it back at the end of the step. A fault of ours in the midst of that would leave
 none gets out: the queue then goes on in vLLM's own order, and tells its owner.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -118,7 +119,6 @@ class Ordered:
         self._guests.line.push(guest.seat(), self._now(), again=again)
         if guest.told is not None:
             return
-        request.priority = guest.own_priority
         if again:
             self._own.prepend_request(request)
         else:
@@ -208,7 +208,7 @@ class TurnQueue:
         self._ours: Ordered | None = ordered
         self._make, self._failed = own, failed
         self._own = own()
-        self._here: dict[str, EngineRequest] = {}
+        self._here: OrderedDict[str, EngineRequest] = OrderedDict()
 
     def give_up(self) -> None:
         """Go on in vLLM's own order, for good."""
@@ -237,11 +237,12 @@ class TurnQueue:
             self._add(request, again=True)
 
     def _add(self, request: EngineRequest, *, again: bool) -> None:
-        known = request.request_id in self._here
         self._here[request.request_id] = request
+        if again:
+            self._here.move_to_end(request.request_id, last=False)
         if self._ours is not None:
             try:
-                assert not known, "it waits already"
+                self._ours.take(request)  # vLLM may put a session in that waits already
                 self._ours.add(request, again=again)
             except Exception as fault:  # noqa: BLE001  none may get out
                 self._fault(fault)  # which puts it into vLLM's with all others
@@ -261,15 +262,16 @@ class TurnQueue:
 
     def pop_request(self) -> EngineRequest:
         """Take the first. IndexError if nobody waits."""
-        request: EngineRequest | None = None
-        if self._ours is not None and self._here:
-            try:
-                request = self._here[self._ours.pop().request_id]
-            except Exception as fault:  # noqa: BLE001
-                self._fault(fault)
-        if request is None:
-            request = self._own.pop_request()
+        request = self.peek_request()  # vLLM allocated for that one, whatever happens now
         del self._here[request.request_id]
+        if self._ours is None:
+            self._own.pop_request()
+            return request
+        try:
+            popped = self._ours.pop()
+            assert popped is request, "another was looked at"
+        except Exception as fault:  # noqa: BLE001
+            self._fault(fault)
         return request
 
     def remove_request(self, request: EngineRequest) -> None:

@@ -35,7 +35,7 @@ class Recorder:
         """Start with nothing told."""
         self._writer, self._guests = writer, guests
         self._planned: deque[Step] = deque()
-        self._count = 0
+        self._count = self._told = 0  # steps, and the last request whose arrival was told
         self._arrived: list[Arrived] = []
         self._ended: list[Ended] = []
         self._preempted: list[int] = []
@@ -130,7 +130,11 @@ class Recorder:
         if not self._planned:
             return
         step = self._planned.popleft()
-        ended, self._ended = tuple(self._ended), []
+        if step.arrived:
+            self._told = step.arrived[-1].n
+        # Who came after that step was planned is told of by the next, its end as well.
+        ended = tuple(one for one in self._ended if one.n <= self._told)
+        self._ended = [one for one in self._ended if one.n > self._told]
         if not (step.decodes or step.prefills or step.arrived or step.preempted or ended):
             return
         took = DurationNs(now - step.at_ns)

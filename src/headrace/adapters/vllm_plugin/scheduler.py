@@ -53,6 +53,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
     policy: Any
     max_num_scheduled_tokens: int
     max_num_active_reqs: int
+    adaptive_long_prefill_threshold: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take over vLLM's scheduler, or refuse to: `contract.UnsupportedError`, ValueError of the settings."""
@@ -87,21 +88,9 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
 
     def _set_up(self, settings: Settings) -> None:
         """Make what is ours, and let vLLM go by it if we decide."""
-        pool = self.kv_cache_manager.block_pool
-        self._sizes = sizes = Sizes(
-            budget=self.max_num_scheduled_tokens,
-            slots=self.max_num_active_reqs,
-            chunk=self.scheduler_config.long_prefill_token_threshold,
-            block_tokens=self.block_size,
-            groups=max(1, len(self.kv_cache_config.kv_cache_groups)),
-            decode_tokens=1 + self.num_spec_tokens,
-        )
+        self._sizes = sizes = self._measure()
         profile = profile_of(
-            settings,
-            blocks=pool.num_gpu_blocks,
-            block=sizes.block_tokens,
-            budget=sizes.budget,
-            slots=sizes.slots,
+            settings, capacity=sizes.capacity, budget=sizes.budget, slots=sizes.slots
         )
         late_ns = ms(settings.late_ms)
         rates, token_ns = rates_of(settings, profile), token_ns_of(settings, profile)
@@ -125,6 +114,28 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         ordering, batching = kind_of(settings.ordering), kind_of(settings.batching)
         how = "scheduling" if self._decides else "looking on, and would schedule"
         _log.info("headrace: %s by %s, %s, profile %s", how, ordering, batching, profile.name)
+
+    def _measure(self) -> Sizes:
+        config, groups = self.scheduler_config, self.kv_cache_config.kv_cache_groups
+        count = max(1, len(groups))
+        blocks = self.kv_cache_manager.block_pool.num_gpu_blocks
+        whole = not config.enable_chunked_prefill or config.disable_chunked_mm_input
+        if whole or self.need_mamba_block_aligned_split:
+            _log.warning("headrace: parts of prompts cannot be cut here: the budget stays vLLM's")
+        return Sizes(
+            budget=self.max_num_scheduled_tokens,
+            slots=self.max_num_active_reqs,
+            chunk=config.long_prefill_token_threshold,
+            adaptive=self.adaptive_long_prefill_threshold,
+            cuts=not whole and not self.need_mamba_block_aligned_split,
+            block_tokens=self.block_size,
+            least_block=min(
+                (one.kv_cache_spec.block_size for one in groups), default=self.block_size
+            ),
+            groups=count,
+            capacity=max(1, blocks // count * self.block_size),
+            decode_tokens=1 + self.num_spec_tokens,
+        )
 
     def _recording(self, settings: Settings, path: Path) -> Recorder:
         parallel = self.vllm_config.parallel_config
@@ -235,6 +246,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         self.max_num_scheduled_tokens = self._sizes.budget
         self.max_num_active_reqs = self._sizes.slots
         self.scheduler_config.long_prefill_token_threshold = self._sizes.chunk
+        self.adaptive_long_prefill_threshold = self._sizes.adaptive
 
     def _arrive(self, request: Request) -> None:
         if request.request_id in self._guests:
@@ -257,7 +269,8 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         """Note what the step does."""
         self._queue.account(tokens)
         guests = self._guests
-        if guests.starts != self._starts or len(guests.running) != len(self.running):
+        others = guests.starts != self._starts or len(guests.running) != len(self.running)
+        if others or not tokens.keys() <= guests.running.keys():
             guests.follow(self.running, tokens)
             self._starts = guests.starts
             self._turner.changed |= Break.COMPOSITION
@@ -273,6 +286,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         self._turner.changed |= Break.PREEMPTION
         guest = self._guests.get(request.request_id)
         if guest is not None:
+            request.priority = guest.own_priority  # it goes back into a queue that may go by it
             self._metrics.preempted(guest)
             if self._recorder is not None:
                 self._recorder.preempt(guest)

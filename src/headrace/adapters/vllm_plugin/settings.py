@@ -101,7 +101,7 @@ def read(additional: object) -> Settings:
         raise ValueError(f"additional_config.{KEY}: {error}") from error
 
 
-def profile_of(settings: Settings, *, blocks: int, block: int, budget: int, slots: int) -> Profile:
+def profile_of(settings: Settings, *, capacity: int, budget: int, slots: int) -> Profile:
     """Return the profile that is named, or one of vLLM's own sizes in which times mean nothing."""
     if settings.profile is not None:
         if settings.profile.endswith(".json"):
@@ -109,8 +109,7 @@ def profile_of(settings: Settings, *, blocks: int, block: int, budget: int, slot
         from headrace.config.profiles import load_profile  # noqa: PLC0415  PyYAML, only if needed
 
         return load_profile(settings.profile)
-    capacity = max(1, blocks * block)
-    batch = max(1, min(slots, capacity // block))
+    batch = min(slots, capacity)
     return Profile(
         name="unmeasured",
         source="sizes of this vLLM; times are placeholders that nothing goes by",

@@ -49,9 +49,17 @@ class Sizes(Struct, frozen=True, kw_only=True):
     slots: int
     chunk: int
     """Its own limit to a prompt's chunk; 0: none."""
+    adaptive: bool
+    """Whether it raises that where few requests are there."""
+    cuts: bool
+    """Whether any budget will do: where prompts, or parts of them, are computed whole, only its own does."""
     block_tokens: int
+    least_block: int
+    """Tokens of the smallest block of any group."""
     groups: int
-    """Kinds of KV cache, each with blocks of its own."""
+    """Kinds of KV cache, each of which takes blocks of its own from one pool."""
+    capacity: int
+    """Tokens that the pool holds."""
     decode_tokens: int
     """Tokens that a decode may take of a step: more than 1 with speculation."""
 
@@ -102,7 +110,10 @@ class Turner:
             waiting=len(scheduler.waiting),
             prefill_tokens=Tokens(rest + queue.tokens),
             free_blocks=Blocks(
-                pool.get_num_free_blocks() * self._sizes.block_tokens // BLOCK_TOKENS
+                pool.get_num_free_blocks()
+                // self._sizes.groups
+                * self._sizes.block_tokens
+                // BLOCK_TOKENS
             ),
             tightest_gap_ns=DurationNs(min(gaps)) if gaps else None,
             fronts=_fronts(scheduler, guests, queue, prefills),
@@ -115,14 +126,16 @@ class Turner:
         if prefills:
             scheduler.running = decodes + prefills
             self.changed |= Break.FIRST_TOKEN  # of one of them, at the end of this step
+        scheduler.max_num_active_reqs = min(sizes.slots, knobs.running_limit)
+        if not sizes.cuts:
+            return
         least = len(decodes) * sizes.decode_tokens
         scheduler.max_num_scheduled_tokens = min(sizes.budget, max(knobs.token_budget, least, 1))
-        scheduler.max_num_active_reqs = min(sizes.slots, knobs.running_limit)
-        own = knobs.chunk_limit is None
-        chunk = sizes.chunk if knobs.chunk_limit is None else knobs.chunk_limit
-        scheduler.scheduler_config.long_prefill_token_threshold = (
-            chunk if own else max(chunk, sizes.decode_tokens)
-        )
+        chunk, adaptive = sizes.chunk, sizes.adaptive
+        if knobs.chunk_limit is not None:
+            chunk, adaptive = max(knobs.chunk_limit, sizes.decode_tokens), False
+        scheduler.scheduler_config.long_prefill_token_threshold = chunk
+        scheduler.adaptive_long_prefill_threshold = adaptive
 
     def rank_victims(self, scheduler: Any, guests: Guests) -> list[Guest]:
         """Give who gives way first the largest priority, if blocks may run out in this step.
@@ -130,19 +143,20 @@ class Turner:
         Returns whose was changed.
         """
         sizes, running = self._sizes, scheduler.running
-        budget = scheduler.max_num_scheduled_tokens
-        most = (len(running) + -(-budget // sizes.block_tokens)) * sizes.groups
+        ahead = len(running) * (sizes.decode_tokens - 1)  # of what is speculated
+        tokens = scheduler.max_num_scheduled_tokens + ahead
+        most = (len(running) + -(-tokens // sizes.least_block)) * sizes.groups
         if most <= scheduler.kv_cache_manager.block_pool.get_num_free_blocks():
             return []
         guests.follow(running, {})
         holders = list(guests.running.values())
 
         def pause(nth: int) -> Key:
-            # Of those that came without metadata vLLM's own choice gives way.
+            # Of those that came without metadata vLLM's own choice gives way, before others like them.
             one = holders[nth]
             if one.told is not None:
-                return (self._pause_ns(one), -one.n)
-            return (-one.own_priority, -one.n) if self._by_priority else (-one.started,)
+                return (1, self._pause_ns(one), -one.n)
+            return (0, -one.own_priority, -one.n) if self._by_priority else (0, -one.started)
 
         guests.settle()
         first = giving_way(list(map(guests.entry, holders)), self._key, pause, VICTIMS)[:VICTIMS]
@@ -186,11 +200,16 @@ def _fronts(
         if len(found) >= FRONT_PROMPTS:
             break
         position = 0
-        if looked < LOOKUPS:
+        if looked < LOOKUPS and _is_quiet(guest):
             looked += 1
             position = scheduler.kv_cache_manager.get_computed_blocks(guest.request)[1]
         found.append(_front(guest, position))
     return tuple(found)
+
+
+def _is_quiet(guest: Guest) -> bool:
+    """Return whether vLLM tells nobody when the cached part of a prompt is looked up."""
+    return getattr(guest.request, "kv_cache_report_mode", "") != "full"
 
 
 def _front(guest: Guest, position: int) -> Front:

@@ -65,6 +65,10 @@ class Line:
         """Nodes of the share tree whose counters are kept."""
         return len(self._shares.counters)
 
+    def knows(self, way: Path) -> bool:
+        """Return whether the counters of all nodes of a path are kept already."""
+        return all(step.key in self._shares.counters for step in way)
+
     def is_fixed(self) -> bool:
         """Return whether tokens made by others leave the first in line where it is."""
         return not self._order.by_share or len(self._backlog.queues) < 2  # noqa: PLR2004  no rival
