@@ -1,6 +1,6 @@
 """The benchmark of preemption offers every arm the same, and its direction shows in seconds."""
 
-from benchmarks.tokens_preempt import ARMS, REGIMES, compare, measure
+from benchmarks.tokens_preempt import ARMS, CONTENDED, DEFAULT, PURE, REGIMES, compare, measure
 
 
 def test_every_arm_serves_the_same_requests() -> None:
@@ -8,8 +8,10 @@ def test_every_arm_serves_the_same_requests() -> None:
     assert found.keys() == ARMS.keys()
     work = {round(one.work_rate * one.seconds, 3) for (one,) in found.values()}
     assert len(work) == 1
-    assert found["always swap"][0].swapped == found["always swap"][0].preemptions > 0
-    assert found["always recompute"][0].swapped == 0
+    for rule in (CONTENDED, DEFAULT):
+        (swaps,), (recomputes,) = (found[f"{way}, {rule}"] for way in PURE)
+        assert swaps.swapped == swaps.preemptions > 0
+        assert recomputes.swapped == 0 < recomputes.preemptions
     assert found == compare(REGIMES["short"], (1,))
 
 

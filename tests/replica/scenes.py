@@ -18,7 +18,7 @@ from headrace.policy.batching.knobs import (
     Key,
     Knobs,
 )
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, gives_way
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Whole, gives_way
 from headrace.policy.ordering.orders import Ordering
 from headrace.replica.core import FIRST_COME, Replica
 from headrace.replica.job import Finished, FirstTokenMade, Job
@@ -139,13 +139,13 @@ def host(
     *mechanisms: Preemption,
     us: float = 100.0,
     by_cost: bool = True,
-    whole: bool = False,
+    whole: Whole = Whole.ALL,
 ) -> Offers:
     """Return what a small profile's engine offers: so many blocks, each moved in so many us."""
     return Offers(
         mechanisms=mechanisms or tuple(Preemption),
         by_cost=by_cost,
-        resume_whole=whole,
+        whole=whole,
         host_gb_per_s=16 / (us * 1_000),
         host_gib=16 * blocks / (1 << 30),
     )

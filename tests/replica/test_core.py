@@ -202,7 +202,7 @@ def test_preempted_stream_is_told_of_by_progress_once() -> None:
 
 
 def test_victim_may_be_any_that_the_policy_names() -> None:
-    replica = engine(even(12), Silent())
+    replica = engine(even(16), Silent())
     for attempt in range(5):
         replica.submit(job(attempt, 100, 30), ns(attempt))
     ends = finished(drain(replica))

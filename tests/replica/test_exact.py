@@ -20,7 +20,7 @@ from headrace.policy.batching import (
     PrefillFirst,
 )
 from headrace.policy.batching.knobs import BatchingPolicy
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims, Whole
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
     Fifo,
@@ -98,8 +98,7 @@ OFFERS = [
     host(0, KEEP, RECOMPUTE),
     host(12),
     host(200, us=0.37),
-    replace(host(60, us=200, whole=True), victims=Victims.FAIR),
-    host(0, KEEP, RECOMPUTE, whole=True),
+    replace(host(60, us=200), victims=Victims.FAIR),
 ]
 RULES = [
     NO_RULES,
@@ -111,8 +110,9 @@ RULES = [
     Rules(admit_every=4),
 ]
 SORTS = [
-    (offers, rules)
+    (replace(offers, whole=which), rules)
     for offers in OFFERS
+    for which in Whole
     for rules in RULES
     if rules == NO_RULES or KEEP not in offers.mechanisms
 ]

@@ -7,10 +7,10 @@ from headrace.model.engine import Preemption
 from headrace.model.ids import AttemptId
 from headrace.model.paths import Level, Link, path
 from headrace.policy.batching import ChunkedPrefill
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims, Whole
 from headrace.policy.ordering.orders import TenantFirst
 from headrace.replica.core import Replica
-from headrace.replica.job import Job
+from headrace.replica.job import Job, Refusal
 from headrace.replica.stream import Phase
 from headrace.units import InstantNs, ms
 from tests.replica.scenes import (
@@ -93,18 +93,53 @@ def test_recompute_counts_what_is_computed_again() -> None:
     assert told.bytes_out == told.bytes_in == 0
 
 
+@pytest.mark.parametrize("whole", Whole)
+def test_a_new_request_waits_for_all_its_prompt_where_every_one_does(whole: Whole) -> None:
+    profile = small(20, budget=32, decode=FLAT_DECODE, mixed=FLAT_MIXED)
+    replica = engine(profile, ChunkedPrefill(), offers=replace(RECOMPUTE_ONLY, whole=whole))
+    replica.submit(job(1, 160, 40), ZERO)
+    replica.submit(job(2, 200, 5), ns(1))  # 13 blocks, beside the 13 that the first has at its end
+    replica.submit(job(3, 20, 5), ns(2))  # two would do, but it is not its turn
+    log = run_to(replica, ns(40))
+    seen = replica.report(ns(40))
+    assert (seen.running, seen.waiting) == ((1, 2) if whole is Whole.ALL else (2, 1))
+    log += drain(replica)
+    replica.check()
+    assert list(first_tokens(log)) == [1, 2, 3]
+    assert (replica.yielded(END).pauses == 0) == (whole is Whole.ALL)
+
+
+@pytest.mark.parametrize("whole", Whole)
+@pytest.mark.parametrize("ways", [(RECOMPUTE,), (KEEP, RECOMPUTE), (SWAP, RECOMPUTE)])
+def test_what_can_ever_fit_starts_in_its_turn_and_the_rest_is_refused(
+    whole: Whole, ways: tuple[Preemption, ...]
+) -> None:
+    replica = engine(small(8), Fair(running=2), offers=host(6, *ways, whole=whole))
+    replica.submit(job(1, 60, 30, bound_ms=500), ZERO)
+    replica.submit(job(2, 20, 80, bound_ms=20), ns(10))
+    assert replica.submit(job(3, 100, 29, bound_ms=6), ns(20)) is None
+    assert replica.submit(job(4, 1, 128), ns(20)) is None
+    for prompt, output in ((100, 30), (1, 129), (300, 1)):
+        refused = replica.submit(job(9, prompt, output), ns(20))
+        assert refused is not None
+        assert refused.reason is Refusal.NEVER_FITS
+    ends = finished(drain(replica))
+    replica.check()
+    assert [ends[nth].usage.output_tokens for nth in (1, 2, 3, 4)] == [30, 80, 29, 128]
+
+
 def test_a_request_that_starts_again_whole_computes_again_once() -> None:
     told = []
-    for whole in (False, True):
+    for whole in Whole:
         replica = engine(small(40, budget=32), ChunkedPrefill(), offers=host(0, whole=whole))
         for attempt in range(12):
             replica.submit(job(attempt, 90 + attempt, 60), ns(attempt))
         assert len(finished(drain(replica))) == 12
         replica.check()
         told.append(replica.yielded(END))
-    chunk, whole_one = told
-    assert 0 < whole_one.recomputed < chunk.recomputed
-    assert 0 < whole_one.tokens_recomputed < chunk.tokens_recomputed
+    never, resumed, everyone = told
+    assert 0 < everyone.recomputed <= resumed.recomputed < never.recomputed
+    assert 0 < everyone.tokens_recomputed <= resumed.tokens_recomputed < never.tokens_recomputed
 
 
 def test_full_host_pool_is_not_offered() -> None:
@@ -268,9 +303,9 @@ def test_users_of_a_tenant_count_together_and_classes_apart() -> None:
 
     # Each user alone has had no more than the other tenant.
     users = of(1, "chat", "many", "ann"), of(2, "chat", "many", "bob")
-    assert set(victims_of(*users, of(3, "chat", "one"))) <= {1, 2}
+    assert set(victims_of(*users, of(3, "chat", "one"), blocks=12)) <= {1, 2}
     # Where no other of its class runs beside it, a tenant has no share to be below.
-    assert 3 in victims_of(*users, of(3, "batch", "one"))
+    assert 3 in victims_of(*users, of(3, "batch", "one"), blocks=12)
 
 
 def test_choices_of_late_are_kept_with_their_terms_and_are_bounded() -> None:

@@ -15,7 +15,7 @@ from headrace.policy.batching import (
     PacedPrefill,
     PrefillFirst,
 )
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Whole
 from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.sim.reading import load_scenario
 from headrace.sim.scenario import rows_of
@@ -87,7 +87,11 @@ def test_a_jump_is_cut_where_somebody_comes_or_leaves() -> None:
 def test_requests_that_give_way_do_so_in_the_same_steps(seed: int) -> None:
     drawn = scenario(noise_percent=0.0)
     offers = Offers(
-        mechanisms=tuple(Preemption), by_cost=seed % 2 == 0, host_gb_per_s=9.0, host_gib=0.5
+        mechanisms=tuple(Preemption),
+        by_cost=seed % 2 == 0,
+        whole=tuple(Whole)[seed % 3],
+        host_gb_per_s=9.0,
+        host_gib=0.5,
     )
     small = replace(
         profile(), kv_capacity_tokens=4_096, max_running=16, reference_batch=2, token_budget=256

@@ -33,6 +33,12 @@ BatchingPolicy = Annotated[
     str,
     Parameter(help="How steps are filled: a kind, or a JSON object with its settings."),
 ]
+OrderingPolicy = Annotated[
+    str,
+    Parameter(
+        help="Who starts first, by what a gateway tells: a kind, or a JSON object with its settings."
+    ),
+]
 Queued = Annotated[
     int | None, Parameter(help="Most requests inside, running or waiting; more get 503.")
 ]
@@ -45,8 +51,9 @@ Ways = Annotated[
     ),
 ]
 Whom = Annotated[str, Parameter(help="Whose key says who gives way: policy or fair.")]
-Whole = Annotated[
-    bool, Parameter(help="Who gave way starts again only where all that it had fits.", negative=())
+Starts = Annotated[
+    str,
+    Parameter(help="Who starts only where all that it has to compute fits: all, resumed or never."),
 ]
 HostSpeed = Annotated[float, Parameter(help="10^9 bytes a second to and from the host.")]
 HostSize = Annotated[float, Parameter(help="GiB of host memory for swapped KV.")]
@@ -65,11 +72,12 @@ def engine(  # noqa: PLR0913 - a command's options
     speed: Speed = 1.0,
     seed: Seed = 0,
     batching: BatchingPolicy = "chunked_prefill",
+    ordering: OrderingPolicy = "fifo",
     max_num_queued_reqs: Queued = None,
     max_model_len: Context = None,
     preemption: Ways = ("recompute",),
     victims: Whom = RECOMPUTE_ONLY.victims,
-    resume_whole: Whole = False,
+    whole: Starts = RECOMPUTE_ONLY.whole,
     host_gb_per_s: HostSpeed = RECOMPUTE_ONLY.host_gb_per_s,
     host_gib: HostSize = RECOMPUTE_ONLY.host_gib,
     fault: Wrong = (),
@@ -80,11 +88,12 @@ def engine(  # noqa: PLR0913 - a command's options
         "speed": speed,
         "emulator": {
             "seed": seed,
-            "batching": _batching(batching),
+            "batching": _policy(batching, "--batching"),
+            "ordering": _policy(ordering, "--ordering"),
             "preemption": {
                 "mechanisms": preemption,
                 "victims": victims,
-                "resume_whole": resume_whole,
+                "whole": whole,
                 "host_gb_per_s": host_gb_per_s,
                 "host_gib": host_gib,
             },
@@ -121,14 +130,14 @@ def _spec(profile: str, told: Mapping[str, object], words: tuple[str, ...]) -> E
         raise _blamed(f"--{flag.replace('_', '-')}", what) from None
 
 
-def _batching(told: str) -> object:
-    """Return a batching policy as a configuration would give it."""
+def _policy(told: str, flag: str) -> object:
+    """Return a policy as a configuration would give it."""
     if not told.startswith("{"):
         return {"kind": told}
     try:
         return msgspec.json.decode(told)
     except msgspec.DecodeError as error:
-        raise _blamed("--batching", str(error)) from None
+        raise _blamed(flag, str(error)) from None
 
 
 def _profile(name: str) -> Profile:

@@ -153,7 +153,7 @@ class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Who starts first in them; by share, on counters of weighted tokens. In order of arrival: what
     engines do."""
     preemption: Offers = RECOMPUTE_ONLY
-    """How requests give way when memory or slots run out. Computing again: what vLLM does."""
+    """How requests give way when memory or slots run out. Computing again, started whole: what vLLM does."""
 
     def noise_ppm(self) -> int:
         """Return the spread in millionths, rounded once."""

@@ -116,9 +116,7 @@ class Holders:
         """
         held = stream.blocks or found
         need = blocks_for(upto) - held
-        if stream.had and self.yielding.offers.resume_whole:
-            return need, blocks_for(stream.target) - held
-        return need, need
+        return need, blocks_for(stream.target) - held if self.yielding.whole(stream) else need
 
     def _seat(self, stream: Stream, start: int, found: int) -> None:
         """Give a waiting stream its slot; `found` blocks of it were in the prefix cache."""

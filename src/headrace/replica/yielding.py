@@ -24,6 +24,7 @@ from headrace.policy.batching.preemption import (
     Held,
     Offers,
     Victims,
+    Whole,
     block_bytes,
     choose,
     gives_way,
@@ -98,6 +99,11 @@ class Yielding:
         equals = tied(entries, self._key)
         last = max(equals, key=lambda nth: running[nth].serial)
         return running[last] if yields(entries[last], head) else None
+
+    def whole(self, stream: Stream) -> bool:
+        """Return whether a waiting request starts only where all that it has to compute fits."""
+        which = self.offers.whole
+        return which is Whole.ALL or (which is Whole.RESUMED and stream.had > 0)
 
     def _price(self, held: Held, *, for_slot: bool = False) -> Choice:
         """Return how a request would give way now."""

@@ -23,7 +23,7 @@ from headrace.model.engine import Preemption
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates
-from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
+from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims, Whole
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
 from headrace.policy.fairness.costs import (
@@ -200,7 +200,7 @@ def _preemption(rng: Random) -> Offers:
         mechanisms=(*more, Preemption.RECOMPUTE),
         victims=rng.choice(tuple(Victims)),
         by_cost=rng.random() < 0.8,
-        resume_whole=rng.random() < 0.5,
+        whole=rng.choice(tuple(Whole)),
         host_gb_per_s=rng.choice((2.0, 10.0, 50.0)),
         host_gib=rng.choice((0.1, 1.0, 100.0)),
     )

@@ -1,8 +1,7 @@
 """The emulated engine does step for step as vLLM's own scheduler does, at the same instants.
 
-As it plans one step at a time, with no prompt shared: `Scheduler`, without prefix cache. Where vLLM differs by
-default: it starts a request only where its whole prompt fits (`reserve_full_isl`); a prompt alone
-has no chunk limit; and with two steps in flight, who comes or starts anew misses one step more.
+As it plans one step at a time, with no prompt shared: `Scheduler`, without prefix cache. With two
+steps in flight, vLLM's default on GPUs, who comes or starts anew misses one step more.
 """
 
 import random
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from headrace.model.ids import AttemptId
 from headrace.model.profile import Profile
 from headrace.policy.batching.chunked import ChunkedPrefill
+from headrace.policy.batching.preemption import Offers, Whole
 from headrace.replica.core import Replica
 from headrace.units import InstantNs
 from tests.adapters.vllm_plugin.scenes import engine, play, starts
@@ -41,6 +41,8 @@ class Case(Struct, frozen=True, kw_only=True):
     aborted: int = 0
     """Percent of the requests."""
     seed: int = 1
+    whole: bool = True
+    """Whether a request starts only where its whole prompt fits: vLLM's default."""
 
 
 ROOMY = Case(blocks=4_000)
@@ -52,8 +54,12 @@ CASES = [
     Case(blocks=400),
     Case(blocks=120, budget=128, seed=2),
     Case(blocks=250, running=4, budget=2_048, aborted=20),
+    Case(blocks=400, whole=False),
+    Case(blocks=120, budget=128, seed=2, whole=False),
+    Case(blocks=250, running=4, budget=2_048, aborted=20, whole=False),
     Case(blocks=4_000, budget=40, chunk=24, together=True),
     Case(blocks=300, chunk=24, together=True),
+    Case(blocks=300, chunk=24, together=True, whole=False),
 ]
 
 
@@ -64,14 +70,12 @@ def drawn(case: Case, rate: float, count: int = 200) -> list[Asked]:
     for nth in range(count):
         at = nth if case.together else at + draw.expovariate(rate) * 1e9
         gone = draw.randrange(100) < case.aborted
-        # The first of many that come together is short: it is alone, and has no chunk limit in vLLM.
-        first = case.together and not nth
         asked.append(
             Asked(
                 id=f"{nth}",
                 at_ns=round(at),
-                length=8 if first else draw.randint(16, 1_500),
-                max_tokens=200 if first else draw.randint(1, 120),
+                length=draw.randint(16, 1_500),
+                max_tokens=draw.randint(1, 120),
                 abort_at_ns=round(at) + draw.randrange(10**9) if gone else None,
             )
         )
@@ -80,7 +84,9 @@ def drawn(case: Case, rate: float, count: int = 200) -> list[Asked]:
 
 def emulate(profile: Profile, case: Case, asked: Sequence[Asked]) -> list[Made]:
     """Return the steps of the emulated engine, taken one by one."""
-    replica = emulated(profile, ChunkedPrefill(chunk_limit=case.chunk), jumps=False)
+    offers = Offers(whole=Whole.ALL if case.whole else Whole.NEVER)
+    policy = ChunkedPrefill(chunk_limit=case.chunk)
+    replica = emulated(profile, policy, jumps=False, offers=offers)
     made: list[Made] = []
     calls = [(each.at_ns, 0, each) for each in asked]
     calls += [(each.abort_at_ns, 1, each) for each in asked if each.abort_at_ns is not None]
@@ -132,7 +138,7 @@ def test_the_emulated_engine_takes_vllms_steps(case: Case) -> None:
             num_gpu_blocks=case.blocks + 1,
             long_prefill_token_threshold=case.chunk or 0,
             prefix_caching=False,
-            reserve_full_isl=False,
+            reserve_full_isl=case.whole,
         ),
         profile=profile,
     )

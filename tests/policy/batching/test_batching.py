@@ -92,3 +92,28 @@ def test_typo_and_zero_are_refused_with_their_path() -> None:
 def test_knobs_under_which_nothing_could_run_are_a_bug(knobs: dict[str, int]) -> None:
     with pytest.raises(AssertionError):
         Knobs(**knobs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("holds", "over", "goes_on"),
+    [
+        (ONE_STEP, (1, 0, Break.NOTHING), (0, 0, Break.NOTHING)),
+        (ONE_STEP, (0, 0, Break.ARRIVAL), (0, 10**18, Break.NOTHING)),
+        (Holds(max_steps=3), (3, 0, Break.NOTHING), (2, 0, Break.NOTHING)),
+        (Holds(max_steps=None, until=InstantNs(7)), (0, 7, Break.NOTHING), (9, 6, Break.NOTHING)),
+        (
+            Holds(max_steps=None, breaks_on=Break.END | Break.START),
+            (0, 0, Break.START | Break.ARRIVAL),
+            (9, 9, Break.ARRIVAL | Break.FIRST_TOKEN),
+        ),
+    ],
+)
+def test_knobs_are_over_after_steps_time_or_a_break(
+    holds: Holds, over: tuple[int, int, Break], goes_on: tuple[int, int, Break]
+) -> None:
+    for (steps, now, changed), expected in ((over, True), (goes_on, False)):
+        assert holds.is_over(steps, InstantNs(now), changed) is expected
+
+
+def test_what_holds_always_is_never_over() -> None:
+    assert not ALWAYS.is_over(10**9, InstantNs(10**18), Break.ANYTHING)

@@ -14,6 +14,7 @@ from headrace.policy.batching.preemption import (
     Offers,
     choose,
     gives_way,
+    giving_way,
     marked,
     tied,
     yields,
@@ -182,3 +183,32 @@ def test_slots_never_change_hands_in_turns(entries: list[Entry], data: st.DataOb
     if yields(one, other):
         assert not one.below_share
         assert (one.relegated, one.gap_ns) > (other.relegated, other.gap_ns)
+
+
+@given(ENTRIES, st.integers(1, 12), st.data())
+def test_who_gives_way_after_whom_is_asked_one_by_one(
+    entries: list[Entry], most: int, data: st.DataObject
+) -> None:
+    pauses = data.draw(st.permutations(range(len(entries))))
+    keys = [gives_way(entry) for entry in marked(entries)]
+    found = giving_way(entries, gives_way, lambda nth: (pauses[nth],), most)
+    ranked = sorted(
+        range(len(entries)), key=lambda nth: (tuple(-part for part in keys[nth]), pauses[nth])
+    )
+    assert found == ranked[: len(found)]
+    assert len(found) >= min(most, len(entries))
+    assert found[0] in tied(entries, gives_way)
+
+
+def test_pauses_are_asked_for_only_where_keys_tie_and_no_further_than_needed() -> None:
+    asked: list[int] = []
+
+    def pause(nth: int) -> tuple[int]:
+        asked.append(nth)
+        return (-nth,)
+
+    entries = [entry(0), entry(1, gap=900), entry(2), entry(3, relegated=True), entry(4)]
+    assert giving_way(entries, gives_way, pause, 2) == [3, 1]
+    assert not asked
+    assert giving_way(entries, gives_way, pause, 3) == [3, 1, 4, 2, 0]
+    assert sorted(asked) == [0, 2, 4]

@@ -14,12 +14,13 @@ SCHEDULER = (
     "waiting", "kv_holding_waiting", "running", "policy", "max_num_active_reqs", "max_num_running_reqs",
     "max_num_scheduled_tokens", "scheduler_config", "kv_cache_manager", "kv_cache_config", "block_size",
     "num_spec_tokens", "adaptive_long_prefill_threshold", "need_mamba_block_aligned_split", "schedule", "update_from_output", "add_request", "get_request_counts", "shutdown",
-    "_preempt_request", "_free_request",
+    "_preempt_request", "_free_request", "vllm_config",
 )  # fmt: skip
 CONFIG = (
     "long_prefill_token_threshold", "max_num_batched_tokens", "policy", "enable_chunked_prefill",
     "disable_chunked_mm_input",
 )  # fmt: skip
+GROUPS = ("kv_cache_groups",)
 CACHE = ("block_pool", "get_computed_blocks", "usage")
 POOL = ("num_gpu_blocks", "get_num_free_blocks")
 REQUEST = (
@@ -45,6 +46,7 @@ def missing(scheduler: Any, request: Any, queue: type) -> list[str]:
     looked: Mapping[str, tuple[Any, Iterable[str]]] = {
         "scheduler": (scheduler, SCHEDULER),
         "scheduler_config": (getattr(scheduler, "scheduler_config", None), CONFIG),
+        "kv_cache_config": (getattr(scheduler, "kv_cache_config", None), GROUPS),
         "kv_cache_manager": (manager, CACHE),
         "block_pool": (getattr(manager, "block_pool", None), POOL),
         "request": (request, REQUEST),

@@ -187,7 +187,7 @@ class Ordered:
         """Yield who waits in the order of the turns, as far as that is known."""
         self._settle(self._now())
         for serial in self._guests.line.first():
-            yield self._waiting[serial]
+            yield self._own_first(self._waiting[serial])
 
     def _known(self, request: EngineRequest) -> Guest:
         guest = self._guests.get(request.request_id)

@@ -140,12 +140,10 @@ class Recorder:
         took = DurationNs(now - step.at_ns)
         self._writer.put(replace(step, took_ns=took, ended=ended))
 
-    def note(self, text: str, now: InstantNs) -> None:
-        """Tell what befell the scheduler."""
-        self._writer.put(Note(at_ns=now, text=text))
-
-    def close(self) -> None:
-        """Tell what is left."""
+    def close(self, note: Note | None = None) -> None:
+        """Tell what is left, and what befell the scheduler, if anything did."""
         while self._planned:
             self._writer.put(self._planned.popleft())
+        if note is not None:
+            self._writer.put(note)
         self._writer.close()

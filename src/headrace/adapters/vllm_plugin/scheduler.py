@@ -36,7 +36,7 @@ from headrace.adapters.vllm_plugin.settings import (
 )
 from headrace.adapters.vllm_plugin.steplog import StepWriter
 from headrace.adapters.vllm_plugin.turning import Sizes, Turner
-from headrace.model.steplog import Head
+from headrace.model.steplog import Head, Note
 from headrace.policy.batching.knobs import Break
 from headrace.policy.fairness.line import Line
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens, ms
@@ -233,8 +233,8 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
             self._hand_back()
         self._metrics.mode("stock")
         if recorder is not None:
-            recorder.note(f"{type(fault).__name__}: {fault}; {then}", InstantNs(self.clock()))
-            recorder.close()
+            text = f"{type(fault).__name__}: {fault}; {then}"
+            recorder.close(Note(at_ns=InstantNs(self.clock()), text=text))
         if stops:
             raise RuntimeError(f"headrace: the scheduler failed; {then}") from fault
 

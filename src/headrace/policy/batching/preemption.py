@@ -37,6 +37,22 @@ class Victims(StrEnum):
     """`gives_way`, whatever the batching policy says."""
 
 
+class Whole(StrEnum):
+    """Which requests start only where free KV blocks hold all that they have to compute: their prompt,
+    and the output made before they gave way.
+
+    The blocks are looked for, not set aside: those that run may take them before it does. Any other
+    request starts where its first chunk fits.
+    """
+
+    NEVER = "never"
+    """None: a prompt may give way, and be lost, half computed, over and over where memory is short."""
+    RESUMED = "resumed"
+    """Those that gave way."""
+    ALL = "all"
+    """Every one, as vLLM's `scheduler_reserve_full_isl` says by default."""
+
+
 class Offers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests may give way in an engine, and what it has for that."""
 
@@ -47,9 +63,8 @@ class Offers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """By whose key requests give way. That of the batching policy: under vLLM's, the last to come."""
     by_cost: bool = True
     """Take the cheapest. False: the first of `mechanisms` that is possible, whatever it costs."""
-    resume_whole: bool = False
-    """Whether a request that gave way starts again only where all that it had fits. False: where its
-    first chunk does, as in vLLM, so that it may lose it all again before it is done."""
+    whole: Whole = Whole.ALL
+    """Which requests start only where all that they have to compute fits: as in vLLM, every one."""
     host_gb_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 20.0
     """10^9 bytes a second between the KV pool and the host, one way. 20: PCIe 4 x16 in large pieces;
     copies of single blocks of single layers reach less than half of it."""

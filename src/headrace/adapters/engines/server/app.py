@@ -195,6 +195,7 @@ class App:
             prefix_tokens=asked.CHUNK_TOKENS,
             limit=Tokens(limit),
             to_the_limit=ask.ignore_eos,
+            told=ask.told,
         )
 
     async def _overloaded(self, exchange: Exchange, *, stream: bool) -> None:

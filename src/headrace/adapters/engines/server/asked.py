@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.adapters.engines.words.embeddings import DIMENSIONS, Vectors
+from headrace.model.told import Told, heard
 from headrace.units import REQUEST_TOKENS_MAX, Tokens, ceil_div
 
 BYTES_PER_TOKEN = 4
@@ -70,7 +71,15 @@ class Common(Struct, kw_only=True):
     cache_salt: str = ""
     priority: int = 0
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
-    """For scheduler classes of vLLM; none runs here."""
+    """For scheduler classes of vLLM. Here as there, `Told` is heard."""
+
+    @property
+    def told(self) -> Told | None:
+        """What a gateway told; None if it did not, or in a way that is none of ours."""
+        try:
+            return heard(self.vllm_xargs)
+        except ValueError:
+            return None
 
     @property
     def cap(self) -> int | None:

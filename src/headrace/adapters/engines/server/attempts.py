@@ -12,8 +12,9 @@ from headrace.model.engine import Snapshot, Usage, Yielded
 from headrace.model.ids import AttemptId, ClassName, DecisionId, ModelName, RequestId, TenantId
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
+from headrace.model.told import Told
 from headrace.ports.clock import Clock
-from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens, later
 
 ABORTED = "abort"
 """Why an answer stops that was ended by its id."""
@@ -33,6 +34,8 @@ class Work(Struct, frozen=True, kw_only=True):
     """The most output tokens."""
     to_the_limit: bool
     """Whether it makes all of them, instead of stopping where it would."""
+    told: Told | None = None
+    """What a gateway told of it."""
 
 
 class End(Struct, frozen=True):
@@ -176,7 +179,7 @@ class Attempts:
             answer.finish(End(finish))
 
     def _order(self, attempt: AttemptId, work: Work) -> Order:
-        number = int(attempt)
+        number, told = int(attempt), work.told
         return Order(
             dispatch=Dispatch(
                 request=RequestId(number),
@@ -185,17 +188,17 @@ class Attempts:
                 replica=self._engine.name,
                 incarnation=self._engine.incarnation,
                 output_limit=work.limit,
-                tenant=_NOBODY,
-                slo_class=_NO_CLASS,
-                deadline=_NEVER,
-                relegated=False,
-                way=(),
-                counters=(),
-                gap_ns=_GAP_NS,
+                tenant=_NOBODY if told is None else told.tenant,
+                slo_class=_NO_CLASS if told is None else told.slo_class,
+                deadline=_NEVER if told is None else later(self._clock.now(), told.left_ns),
+                relegated=told is not None and told.relegated,
+                way=() if told is None else told.way,
+                counters=() if told is None else told.counters,
+                gap_ns=_GAP_NS if told is None else told.gap_ns,
             ),
             request=Request(
                 id=RequestId(number),
-                tenant=_NOBODY,
+                tenant=_NOBODY if told is None else told.tenant,
                 model=self._model,
                 input_tokens=work.prompt_tokens,
                 prefix=work.prefix,

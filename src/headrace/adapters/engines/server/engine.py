@@ -82,6 +82,7 @@ class EngineServer:
             Incarnation(1),
             profile,
             spec.emulator.batching,
+            ordering=spec.emulator.ordering,
             noise_seed=spec.emulator.seed,
             noise_ppm=spec.emulator.noise_ppm(),
             offers=replace(offers, host_gb_per_s=offers.host_gb_per_s * spec.speed),
