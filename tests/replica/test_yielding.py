@@ -329,6 +329,7 @@ def test_who_gives_way_keeps_its_place_among_tenants() -> None:
         small(8, running=2, decode=FLAT_DECODE, mixed=FLAT_MIXED),
         Silent(),  # who came first gives way
         ordering=TenantFirst(lend_after_ms=None),
+        offers=Offers(whole=Whole.NEVER),
     )
     replica.submit(job(1, 30, 60, tenant="poor", counter=0), ZERO)
     replica.submit(job(2, 30, 60, tenant="served", counter=MUCH), InstantNs(1))
