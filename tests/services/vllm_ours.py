@@ -70,6 +70,8 @@ HOLDS = Sent(tenant=HOLDER, prompt=1, output=CONTEXT - 1)
 class Whole(Struct, frozen=True, kw_only=True):
     """An answer's usage."""
 
+    name: str
+    """Of the request, within the engine's own."""
     sent: Sent
     prompt_tokens: int
     output_tokens: int
@@ -88,6 +90,12 @@ class Played(Struct, frozen=True, kw_only=True):
         """Requests by their number in the log, without those that held the slots."""
         every = (one for step in self.steps for one in step.arrived)
         return {one.n: one for one in every if one.tenant != HOLDER}
+
+    @property
+    def sent(self) -> list[Sent]:
+        """What was sent, in the order in which it arrived."""
+        by_name = {one.name: one.sent for one in self.ended}
+        return [by_name[one.request.split("-")[1]] for one in self.arrived.values()]
 
     @property
     def started(self) -> list[Arrived]:
@@ -140,10 +148,7 @@ class Engine:
         ended: list[Whole] = []
         async with self.caller() as sdk:
             async with holding(self, sdk, mark):
-                calls = []
-                for nth, one in enumerate(asked, 1):
-                    calls.append(asyncio.create_task(_kept(sdk, one, ended)))
-                    await asyncio.sleep(0)
+                calls = [asyncio.create_task(_kept(sdk, one, ended)) for one in asked]
                 await self.until(lambda: _came(self.steps()[mark:]) == SLOTS + len(asked))
             await asyncio.gather(*calls)
         return Played(ended=ended, steps=await self.settled(mark))
@@ -168,7 +173,7 @@ async def holding(
 ) -> AsyncIterator[None]:
     """Let requests run on and on, alone at first; at the end all of them are over at once."""
     names = [f"{next(_IDS)}" for _ in range(count)]
-    calls = [asyncio.create_task(ask(sdk, sent, request_id=name)) for name in names]
+    calls = [asyncio.create_task(ask(sdk, sent, name)) for name in names]
     await engine.until(lambda: any(step.running == count for step in engine.steps()[mark:]))
     yield
     ids = {"request_ids": [f"cmpl-{name}-0" for name in names]}
@@ -176,10 +181,10 @@ async def holding(
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def ask(sdk: AsyncOpenAI, sent: Sent, **more: Any) -> Whole:
+async def ask(sdk: AsyncOpenAI, sent: Sent, name: str | None = None) -> Whole:
     """Return what a request's answer counted, once it is whole."""
-    number = next(_IDS)
-    draw = random.Random(number)
+    name = name or f"{next(_IDS)}"
+    draw = random.Random(name)
     answer = await sdk.completions.create(
         model=vllm.MODEL,
         prompt=[draw.randrange(3, 4_096) for _ in range(sent.prompt)],
@@ -187,15 +192,17 @@ async def ask(sdk: AsyncOpenAI, sent: Sent, **more: Any) -> Whole:
         extra_body={
             "ignore_eos": True,
             "priority": sent.priority,
-            "request_id": f"{number}",
+            "request_id": name,
             "vllm_xargs": sent.told.scalars(),
-        }
-        | more,
+        },
     )
     assert answer.usage is not None
     usage = answer.usage
     return Whole(
-        sent=sent, prompt_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens
+        name=name,
+        sent=sent,
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
     )
 
 
