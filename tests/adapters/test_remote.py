@@ -83,6 +83,9 @@ class Heard:
     def reported(self, snapshot: Snapshot) -> None:
         raise AssertionError(snapshot)
 
+    def forgot(self, engine: EngineClient) -> None:
+        self._note("forgot", engine)
+
 
 class World:
     """One server and the engine that it is."""

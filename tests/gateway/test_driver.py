@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.gateway.driver import TICK_NS
 from headrace.gateway.errors import Fault
@@ -15,15 +16,24 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
     TimerDue,
 )
-from headrace.model.ids import AttemptId, Incarnation, ReplicaName
+from headrace.model.ids import AttemptId, Incarnation, ModelName, ReplicaName
 from headrace.model.slo import Outcome
-from headrace.units import NS_PER_MS, NS_PER_S, InstantNs
-from tests.gateway.scenes import Gateway, ObedientEngine, ask, assert_books_closed, reach, request
+from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens
+from tests.gateway.scenes import (
+    MODEL,
+    Gateway,
+    ObedientEngine,
+    ask,
+    assert_books_closed,
+    reach,
+    request,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
@@ -226,6 +236,21 @@ async def test_reports_are_asked_for_every_poll_period() -> None:
     await reach(gateway.clock, 10_000)
     assert engine.polls == 4
     assert engine.closed
+
+
+async def test_a_cleared_cache_is_told_to_the_plane_and_stands_in_the_journal() -> None:
+    gateway, engine = obedient()
+    gateway.driver.offer(replace(request(1), prefix=(7,), prefix_tokens=Tokens(64)), ask())
+    replica = gateway.driver.plane.state.models[ModelName(MODEL)].fleet.replicas[engine.name]
+    assert list(replica.prefixes) == [7]
+    engine.end()
+    await reach(gateway.clock, 1_500)
+    engine.tell.forgot(engine)
+    assert not replica.prefixes
+    told = [(now, e) for now, e in gateway.pages.records() if isinstance(e, ReplicaForgot)]
+    forgot = ReplicaForgot(replica=engine.name, incarnation=engine.incarnation)
+    assert told == [(1_500 * NS_PER_MS, forgot)]
+    gateway.finish()
 
 
 async def test_stopping_ends_whoever_is_live_and_refuses_newcomers() -> None:

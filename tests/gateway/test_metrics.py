@@ -206,6 +206,23 @@ async def test_what_an_engine_should_tell_and_does_not_is_shown_until_it_does() 
     gateway.finish()
 
 
+async def test_belief_in_a_cache_is_shown_beside_what_was_there() -> None:
+    gateway = Managed()
+    said = [{"role": "user", "content": "word " * 2_000}]
+    expected, told = (f"headrace_replica_{one}_cached_tokens_total" for one in ("expected", "told"))
+    await gateway.ask(messages=said, max_tokens=4).done()
+    found = await gateway.scrape()
+    (replica,) = gateway.engines
+    who = {"pool": "p", "replica": replica.name}
+    assert (value(found, expected, **who), value(found, told, **who)) == (0, 0)
+    last = await gateway.ask(messages=said, max_tokens=4).done()
+    found = await gateway.scrape()
+    cached = last.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert value(found, told, **who) == cached > 0
+    assert 0 < (value(found, expected, **who) or 0) < 2 * cached
+    gateway.finish()
+
+
 async def test_no_caller_can_mint_a_series() -> None:
     gateway = Managed()
     await gateway.ask(max_tokens=1).done()

@@ -17,6 +17,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -199,6 +200,11 @@ class Driver:
             replica=ReplicaName(name), incarnation=Incarnation(incarnation), **given
         )
         return self.tell(ReplicaReported(snapshot))
+
+    def forget(self, name: str, incarnation: int) -> list[Effect]:
+        return self.tell(
+            ReplicaForgot(replica=ReplicaName(name), incarnation=Incarnation(incarnation))
+        )
 
     def restart(self) -> list[Effect]:
         return self.tell(Restarted(next(self.epochs)))

@@ -9,7 +9,7 @@ import pytest
 from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import ClassSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Effect, Fail
-from headrace.model.ids import Incarnation
+from headrace.model.ids import Incarnation, ReplicaName
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Load
@@ -308,6 +308,39 @@ def test_a_restart_in_place_clears_what_the_index_believed() -> None:
     made.report(warm, life, prefix_tokens_queried=64, prefix_tokens_hit=0)
     made.arrive(tokens=1_100, **prefix)
     assert made.routes()[-1].placement.cached_tokens == 0
+
+
+def test_a_cache_that_was_cleared_is_believed_empty_and_no_other() -> None:
+    """What the engine says of its own cache counts at once; a past life's word counts for nothing."""
+    prefix: dict[str, Any] = {"prefix": (1, 2), "prefix_tokens": 500}
+    made = Driver(replicas=2)
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    warm = made.places()[0]
+    life = 1 if warm == "r0" else 2
+    for name, other in ((warm, 3 - life), (warm, 99), ("r0" if warm == "r1" else "r1", 3 - life)):
+        made.forget(name, other)
+    assert made.plane.state.ignored["forgot"] == 2
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    assert made.routes()[-1].placement.cached_tokens == 1_000
+    made.forget(warm, life)
+    made.arrive(tokens=1_100, **prefix)
+    assert made.routes()[-1].placement.cached_tokens == 0
+
+
+def test_what_is_sent_when_a_cache_is_cleared_settles_by_its_usage() -> None:
+    made = Driver(replicas=1)
+    prefix: dict[str, Any] = {"prefix": (1, 2), "prefix_tokens": 500}
+    made.serve(made.arrive(tokens=1_100, **prefix))
+    sent = made.arrive(tokens=1_100, **prefix)
+    assert made.routes()[-1].placement.cached_tokens == 1_000
+    made.forget("r0", 1)
+    made.serve(sent)  # nothing was cached
+    assert not made.plane.state.ledger.flights
+    replica = made.known.fleet.replicas[ReplicaName("r0")]
+    assert (replica.cached_expected, replica.cached_told) == (1_000, 0)
+    sent = made.arrive(tokens=1_100, **prefix)
+    made.end(made.live(sent).attempt, Outcome.ERROR)
+    assert replica.cached_expected == 1_000, "without a usage nothing is compared"
 
 
 def test_another_life_of_a_replica_holds_nothing() -> None:

@@ -25,6 +25,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -389,6 +390,15 @@ class WholePlane(RuleBasedStateMachine):
         )
         self.snapshots.append(snapshot)
         self.tell(ReplicaReported(snapshot))
+
+    @precondition(lambda self: self.lives)
+    @rule(back=st.integers(0, 5))
+    def forget(self, back: int) -> None:
+        name, life, _ = self.lives[-1 - back % len(self.lives)]
+        self.tell(ReplicaForgot(replica=ReplicaName(name), incarnation=Incarnation(life)))
+        for known in self.plane.state.models.values():
+            there = known.fleet.replicas.get(ReplicaName(name))
+            assert there is None or there.incarnation != life or not there.prefixes
 
     @precondition(lambda self: self.snapshots)
     @rule(back=st.integers(0, 3))

@@ -98,6 +98,31 @@ class AdminSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File that gets one JSON line for each change; none: the log `headrace.audit` alone."""
 
 
+_Endpoint = Annotated[
+    str, Meta(max_length=1_024, pattern=r"^(tcp://[^\s/]+:[0-9]{1,5}|ipc://\S+)" + END)
+]
+
+
+class KvEventsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an engine publishes what enters and leaves its KV cache, over ZeroMQ (extra `kv-events`)."""
+
+    endpoint: _Endpoint
+    """`tcp://host:port` or `ipc://path`, as it is reached from here. The engine must bind there: vLLM
+    does where its own says `*`, as in `tcp://*:5557`."""
+    replay_endpoint: _Endpoint | None = None
+    """Where it is asked for what was missed. None: after a gap nothing that was known counts."""
+    topic: Annotated[str, Meta(max_length=256)] = ""
+    """What its messages begin with. Empty: whatever comes, and what vLLM publishes unless told."""
+
+    def __post_init__(self) -> None:
+        """Refuse where an engine binds, and no one can connect to."""
+        for told in (self.endpoint, self.replay_endpoint or ""):
+            if "*" in told or told.endswith(":0"):
+                raise ValueError(
+                    f"{told} is where an engine binds: say how it is reached from here"
+                )
+
+
 class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine behind HTTP, one replica of a pool. A pool that has any starts no emulated ones."""
 
@@ -127,6 +152,9 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Whether it takes `stream_options.continuous_usage_stats`: streams that are left early are billed
     by their tokens then, else by their frames. None: as its kind does, vLLM and SGLang do; others may
     refuse what they do not know."""
+    kv_events: KvEventsSpec | None = None
+    """Where it publishes its KV cache's changes. None: of those only usage and load tell. Of kinds that
+    publish: vLLM, SGLang."""
     price: PriceSpec | None = None
     """What it charges, if somebody else runs it; shown as `headrace_spend_usd_total`."""
     ca_file: Path | None = None

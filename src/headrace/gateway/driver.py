@@ -34,6 +34,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -227,6 +228,11 @@ class Driver:
         if self.broken is None:
             self._post(ReplicaReported(snapshot))
 
+    def forgot(self, engine: EngineClient) -> None:
+        """Tell of a replica whose cache is not what it was."""
+        if self.broken is None:
+            self._post(ReplicaForgot(replica=engine.name, incarnation=engine.incarnation))
+
     # Its life ---------------------------------------------------------------------------------
 
     def start(self, config: PlaneConfig, revision: int = 1, source: bytes = b"") -> None:
@@ -386,13 +392,8 @@ class Driver:
 
     def _hold(self, attempt: AttemptId, *, held: bool) -> None:
         """Hold an engine back whose caller is slow, or let it go on."""
-        flight = self._flights.get(attempt)
-        if flight is None:
-            return
-        if held:
-            flight.engine.pause(attempt)
-        else:
-            flight.engine.resume(attempt)
+        if (flight := self._flights.get(attempt)) is not None:
+            (flight.engine.pause if held else flight.engine.resume)(attempt)
 
     def _clocked(self, stream: Stream) -> None:
         """Note how long its caller waited: for the first token, or for all of an answer."""

@@ -34,6 +34,7 @@ _WHY = (*_WHO, "reason")
 _QUEUE = ("model", "class")
 _TENANT = ("model", "tenant")
 _REPLICA = ("model", "pool", "replica")
+_ENGINE = ("pool", "replica")
 _CLASS = ("class",)
 
 FAMILIES: dict[str, Family] = {
@@ -189,6 +190,12 @@ FAMILIES: dict[str, Family] = {
     "replica_decodes": Family(_G, "Streams past their first token.", _REPLICA),
     "replica_kv_blocks_reserved": Family(_G, "KV blocks that we have reserved there.", _REPLICA),
     "replica_kv_blocks_capacity": Family(_G, "KV blocks that may be reserved there.", _REPLICA),
+    "replica_expected_cached_tokens": Family(
+        _C, "Prompt tokens expected in its prefix cache, of attempts with a usage.", _REPLICA
+    ),
+    "replica_told_cached_tokens": Family(
+        _C, "Prompt tokens of the same attempts that were there, by their usage.", _REPLICA
+    ),
     "replica_report_age_seconds": Family(
         _G, "Age of its last report; absent if it never reported.", _REPLICA
     ),
@@ -214,7 +221,30 @@ FAMILIES: dict[str, Family] = {
         _G,
         "1 for each signal of its load that an engine should tell and does not, or for `path`, "
         "`unreadable`, `silent` if it tells nothing; absent while all is well.",
-        ("pool", "replica", "signal"),
+        (*_ENGINE, "signal"),
+    ),
+    "engine_kv_blocks_held": Family(
+        _G,
+        "Blocks of its KV cache that an engine has told of and that are there; this and the next ones "
+        "only of engines with `kv_events`.",
+        _ENGINE,
+    ),
+    "engine_kv_blocks_stored": Family(_C, "Blocks that entered its KV cache.", _ENGINE),
+    "engine_kv_blocks_removed": Family(_C, "Blocks that left it, evicted.", _ENGINE),
+    "engine_kv_resets": Family(
+        _C,
+        "Times that what was known of its cache no longer counted: `cleared` or `restarted` by the "
+        "engine, or `lost`, as its events were.",
+        (*_ENGINE, "reason"),
+    ),
+    "engine_kv_event_gaps": Family(
+        _C, "Times that events of it were missed, had later or not.", _ENGINE
+    ),
+    "engine_kv_events_unread": Family(
+        _C,
+        "Messages that were `malformed`, events of an `unknown` kind, and blocks that do not count: "
+        "`elsewhere` (other memory or layers), or `left_out` beyond those kept.",
+        (*_ENGINE, "reason"),
     ),
     # The process.
     "live_requests": Family(_G, "Requests that wait or run."),

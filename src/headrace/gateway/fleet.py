@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.engines.inprocess import InProcessEngine
-from headrace.adapters.engines.kinds import KINDS
+from headrace.adapters.engines.kinds import KINDS, Feature
+from headrace.adapters.engines.kv.publishing import PublishingEngine
+from headrace.adapters.engines.kv.subscriber import Source
 from headrace.adapters.engines.remote import Patience, RemoteEngine
 from headrace.adapters.upstream.client import Upstream
 from headrace.adapters.upstream.pool import Limits
@@ -111,7 +113,8 @@ def _remote(
         tls=_trusted(spec),
         limits=Limits(connections=spec.connections),
     )
-    return RemoteEngine(
+    make = RemoteEngine if spec.kv_events is None else PublishingEngine
+    engine = make(
         _named(spec, nth),
         PoolName(pool.name),
         upstream,
@@ -127,6 +130,24 @@ def _remote(
         incarnation=last,
         proven=proven,
     )
+    if isinstance(engine, PublishingEngine):
+        _follow(engine, spec)
+    return engine
+
+
+def _follow(engine: PublishingEngine, spec: UpstreamSpec) -> None:
+    """Have an engine's cache be followed, if its kind tells of it and we are able to hear."""
+    told, path = spec.kv_events, "$.upstreams"
+    assert told is not None
+    if spec.kind is not None and not KINDS[spec.kind].has(Feature.KV_EVENTS):
+        message = f"`kv_events` of `{engine.name}`: kind `{spec.kind}` publishes none"
+        raise ConfigError([Fault(Origin("configuration"), message, path)])
+    source = Source(endpoint=told.endpoint, replay_endpoint=told.replay_endpoint, topic=told.topic)
+    try:
+        engine.follow(source)
+    except ImportError:
+        message = "`kv_events` needs the library `pyzmq`: pip install 'headrace[kv-events]'"
+        raise ConfigError([Fault(Origin("configuration"), message, path)]) from None
 
 
 def _key(spec: UpstreamSpec) -> str | None:

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from headrace import __version__
+from headrace.adapters.engines.kv.publishing import PublishingEngine
 from headrace.gateway import health
 from headrace.gateway.driver import Driver
 from headrace.gateway.fairness import Rising, Shares, Who, competing, counters, in_flight
@@ -263,6 +264,8 @@ class Metrics:
             sheet.put("replica_decodes", load.decodes, *who)
             sheet.put("replica_kv_blocks_reserved", load.blocks, *who)
             sheet.put("replica_kv_blocks_capacity", facts.blocks_total, *who)
+            sheet.put("replica_expected_cached_tokens", replica.cached_expected, *who)
+            sheet.put("replica_told_cached_tokens", replica.cached_told, *who)
             report = replica.snapshot
             if report is None:
                 continue
@@ -274,6 +277,8 @@ class Metrics:
         for engine in self._driver.engines:
             for signal in engine.missing:
                 sheet.put("replica_signals_missing", 1, engine.pool, engine.name, signal)
+            if isinstance(engine, PublishingEngine):
+                _cache(sheet, engine)
 
     def _process(self, sheet: Sheet) -> None:
         driver, sources = self._driver, self._sources
@@ -315,6 +320,19 @@ class _Fixed:
 def text(taken: Taken) -> bytes:
     """Return it in Prometheus' text format; touches nothing else, so any thread may do it."""
     return generate_latest(_Fixed(taken.metrics()))
+
+
+def _cache(sheet: Sheet, engine: PublishingEngine) -> None:
+    """Show what an engine told of its KV cache."""
+    who, heard = (engine.pool, engine.name), engine.heard
+    sheet.put("engine_kv_blocks_held", engine.blocks, *who)
+    sheet.put("engine_kv_blocks_stored", heard.stored, *who)
+    sheet.put("engine_kv_blocks_removed", heard.removed, *who)
+    sheet.put("engine_kv_event_gaps", heard.gaps, *who)
+    for reset, count in heard.resets.items():
+        sheet.put("engine_kv_resets", count, *who, reset)
+    for reason, count in engine.unread.items():
+        sheet.put("engine_kv_events_unread", count, *who, reason)
 
 
 def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:

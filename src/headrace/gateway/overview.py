@@ -6,6 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace import __version__
+from headrace.adapters.engines.kv.publishing import PublishingEngine
 from headrace.gateway import health
 from headrace.gateway.audit import written
 from headrace.gateway.driver import Driver
@@ -80,6 +81,10 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
     kv_blocks_total: int
     report_age_s: float | None
     """None: it never reported."""
+    kv_blocks_cached: int | None = None
+    """Blocks that it told to be in its KV cache; None: it tells none."""
+    kv_blocks_evicted: int | None = None
+    """Blocks that it told to have left it, since the start."""
 
 
 class GroupState(Struct, frozen=True, kw_only=True):
@@ -198,8 +203,10 @@ class Overview:
     def _replicas(self, now: InstantNs) -> list[ReplicaState]:
         plane = self._driver.plane
         found: list[ReplicaState] = []
+        caches = {e.name: e for e in self._driver.engines if isinstance(e, PublishingEngine)}
         for model, replica in fleet(plane.state.models):
             load, report = plane.state.ledger.loads[replica.incarnation], replica.snapshot
+            cache = caches.get(replica.name)
             found.append(
                 ReplicaState(
                     replica=replica.name,
@@ -210,6 +217,8 @@ class Overview:
                     kv_blocks_reserved=load.blocks,
                     kv_blocks_total=plane.settings.pools[replica.pool].blocks_total,
                     report_age_s=None if report is None else to_seconds(now - report.observed_at),
+                    kv_blocks_cached=None if cache is None else cache.blocks,
+                    kv_blocks_evicted=None if cache is None else cache.heard.removed,
                 )
             )
         return found

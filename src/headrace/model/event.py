@@ -92,6 +92,13 @@ class ReplicaReported(Struct, frozen=True, tag="report", gc=False):
     snapshot: Snapshot
 
 
+class ReplicaForgot(Struct, frozen=True, kw_only=True, tag="forgot", gc=False):
+    """A replica's cache was cleared, or what became of it was not heard: believe nothing of it."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+
+
 class TimerDue(Struct, frozen=True, tag="timer", gc=False):
     """`handle_timer` was called; journals keep it, so that replay sees the same calls."""
 
@@ -115,6 +122,7 @@ Event = (
     | ReplicaDown
     | ReplicaDraining
     | ReplicaReported
+    | ReplicaForgot
     | TimerDue
     | Restarted
 )

@@ -20,6 +20,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -55,6 +56,7 @@ class Plane:
             ReplicaDown: self._down,
             ReplicaDraining: self._draining,
             ReplicaReported: self._reported,
+            ReplicaForgot: self._forgot,
             TimerDue: self._timer,
             Restarted: self._restarted,
         }
@@ -145,6 +147,9 @@ class Plane:
 
     def _reported(self, event: ReplicaReported, now: InstantNs) -> None:
         streams.reported(self._machine, event.snapshot, now)
+
+    def _forgot(self, event: ReplicaForgot, now: InstantNs) -> None:  # noqa: ARG002
+        streams.replica_forgot(self._machine, event)
 
     def _timer(self, event: TimerDue, now: InstantNs) -> None:  # noqa: ARG002
         machine = self._machine

@@ -53,6 +53,10 @@ class Replica(Struct):
     prefix_tokens: int = 0
     draining: bool = False
     """It takes nothing new: not ranked, and not counted as ready."""
+    cached_expected: int = 0
+    """Prompt tokens that were expected cached, of attempts whose usage told how many were."""
+    cached_told: int = 0
+    """Of the same attempts, how many were."""
 
 
 class PoolFacts(Struct, frozen=True, gc=False):

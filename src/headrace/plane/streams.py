@@ -9,6 +9,7 @@ from headrace.model.event import (
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaForgot,
     ReplicaUp,
     Restarted,
     ShutDown,
@@ -210,6 +211,19 @@ def reported(m: Machine, snapshot: Snapshot, now: InstantNs) -> None:
     m.ignore("report")
 
 
+def replica_forgot(m: Machine, event: ReplicaForgot) -> None:
+    """A replica's cache is empty, as far as anybody knows: no prefix is believed to be there.
+
+    Prompts already sent keep what they were expected to find; their usage corrects it.
+    """
+    for model, known in m.state.models.items():
+        replica = known.fleet.replicas.get(event.replica)
+        if replica is not None and replica.incarnation == event.incarnation:
+            m.prefixes[model].forget(replica)
+            return
+    m.ignore("forgot")
+
+
 def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
     """The driver came back from a checkpoint: no stream survived; books and lessons did."""
     state = m.state
@@ -278,6 +292,11 @@ def _close(
     ledger, price = m.state.ledger, m.settings.prices[live.model]
     flight, tenant = ledger.flights[live.attempt], live.request.tenant
     live.made = ledger.close(live.attempt, price, m.state.now, usage, seen)
+    if usage is not None:
+        assert live.replica is not None
+        replica = known.fleet.replicas[live.replica]
+        replica.cached_expected += flight.cached_tokens
+        replica.cached_told += usage.cached_tokens
     served = flight.served(usage, live.made)
     if any(served):
         had = m.state.accounts.had(live.model, tenant)

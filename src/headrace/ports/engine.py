@@ -110,6 +110,10 @@ class Listener(Protocol):
         """The engine's account of itself, perhaps late."""
         ...
 
+    def forgot(self, engine: "EngineClient") -> None:
+        """Its cache was cleared, or nobody knows any more what is in it."""
+        ...
+
 
 class EngineClient(Protocol):
     """One replica, through all of its lives."""

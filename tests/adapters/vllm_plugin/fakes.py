@@ -109,7 +109,18 @@ class Cache:
         return None, self.found.get(request.request_id, 0), 0
 
 
-SIZES = Sizes(budget=512, slots=16, chunk=0, block_tokens=16, groups=1, decode_tokens=1)
+SIZES = Sizes(
+    budget=512,
+    slots=16,
+    chunk=0,
+    adaptive=False,
+    cuts=True,
+    block_tokens=16,
+    least_block=16,
+    groups=1,
+    capacity=16_000,
+    decode_tokens=1,
+)
 
 
 def scheduler(
@@ -121,6 +132,7 @@ def scheduler(
         waiting=list(waiting),
         max_num_scheduled_tokens=sizes.budget,
         max_num_active_reqs=sizes.slots,
+        adaptive_long_prefill_threshold=sizes.adaptive,
         scheduler_config=SimpleNamespace(long_prefill_token_threshold=sizes.chunk),
         kv_cache_manager=Cache(blocks),
         get_request_counts=lambda: (len(running), 0),

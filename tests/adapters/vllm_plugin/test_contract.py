@@ -9,6 +9,7 @@ import pytest
 from headrace.adapters.vllm_plugin.contract import (
     CACHE,
     CONFIG,
+    GROUPS,
     POOL,
     QUEUE,
     REQUEST,
@@ -27,7 +28,12 @@ def having(names: tuple[str, ...], **more: object) -> SimpleNamespace:
 def whole() -> SimpleNamespace:
     """Return a scheduler with all that is used."""
     manager = having(CACHE, block_pool=having(POOL))
-    return having(SCHEDULER, scheduler_config=having(CONFIG), kv_cache_manager=manager)
+    return having(
+        SCHEDULER,
+        scheduler_config=having(CONFIG),
+        kv_cache_config=having(GROUPS),
+        kv_cache_manager=manager,
+    )
 
 
 class Known(ABC):
@@ -55,6 +61,7 @@ def test_nothing_is_missing_where_all_is_there() -> None:
 OWNERS: dict[str, tuple[tuple[str, ...], Any]] = {
     "scheduler": (SCHEDULER, lambda one: one),
     "scheduler_config": (CONFIG, lambda one: one.scheduler_config),
+    "kv_cache_config": (GROUPS, lambda one: one.kv_cache_config),
     "kv_cache_manager": (CACHE, lambda one: one.kv_cache_manager),
     "block_pool": (POOL, lambda one: one.kv_cache_manager.block_pool),
 }
@@ -75,7 +82,7 @@ def test_each_field_of_a_request_that_is_gone_is_named(name: str) -> None:
 
 def test_nothing_at_all_is_no_crash() -> None:
     lacks = missing(object(), object(), object)
-    assert len(lacks) == sum(map(len, (SCHEDULER, CONFIG, CACHE, POOL, REQUEST)))
+    assert len(lacks) == sum(map(len, (SCHEDULER, CONFIG, GROUPS, CACHE, POOL, REQUEST)))
 
 
 def test_queue_that_must_do_more_is_told() -> None:

@@ -502,7 +502,6 @@ def test_after_a_fault_vllms_own_order_goes_on_with_all_that_wait(call: str, pol
     assert len(engine.faults) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="another is taken than was looked at")
 def test_who_was_looked_at_is_taken_even_if_that_fails() -> None:
     engine = Engine(EarliestDeadline())
     for left_ms in (500, 10):

@@ -34,7 +34,7 @@ def given_as(**settings: Any) -> Settings:
 
 
 def sizes(settings: Settings, **more: int) -> Any:
-    return profile_of(settings, **({"blocks": 100, "block": 16, "budget": 512, "slots": 8} | more))
+    return profile_of(settings, **({"capacity": 1_600, "budget": 512, "slots": 8} | more))
 
 
 @pytest.mark.parametrize("additional", [None, {}, {"other": {"mode": "x"}}, {"headrace": {}}])
@@ -63,7 +63,7 @@ def test_everything_may_be_said() -> None:
     )
     assert isinstance(settings.batching, PacedPrefill)
     assert settings.ordering == EarliestDeadline()
-    assert settings.step_log == Path("logs/steps.jsonl")
+    assert settings.step_log == "logs/steps.jsonl"
     assert (kind_of(settings.batching), kind_of(settings.ordering)) == ("paced_prefill", "edf")
 
 
@@ -100,13 +100,13 @@ def test_step_times_are_not_needed_where_batching_does_not_go_by_them() -> None:
         assert kind_of(given_as(batching={"kind": batching}).batching) == batching
 
 
-@given(st.integers(1, 10**6), st.integers(1, 512), st.integers(1, 10**5), st.integers(1, 2_000))
+@given(st.integers(1, 10**8), st.integers(1, 10**5), st.integers(1, 2_000))
 def test_without_a_profile_its_sizes_are_those_of_vllm(
-    blocks: int, block: int, budget: int, slots: int
+    capacity: int, budget: int, slots: int
 ) -> None:
-    found = sizes(Settings(), blocks=blocks, block=block, budget=budget, slots=slots)
+    found = sizes(Settings(), capacity=capacity, budget=budget, slots=slots)
     assert msgspec.convert(msgspec.to_builtins(found), type(found)) == found, "it is one"
-    assert (found.kv_capacity_tokens, found.token_budget) == (blocks * block, budget)
+    assert (found.kv_capacity_tokens, found.token_budget) == (capacity, budget)
     assert found.max_running == slots
 
 
@@ -115,7 +115,12 @@ def test_profile_is_packaged_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_bytes(msgspec.json.encode(packaged))
     for named in (PROFILE, str(path)):
-        assert sizes(given_as(profile=named)) == packaged
+        assert sizes(given_as(profile=named), budget=10_000, slots=10_000) == packaged
+
+
+def test_limits_of_a_profile_are_no_larger_than_vllms() -> None:
+    found = sizes(given_as(profile=PROFILE), budget=128, slots=3)
+    assert (found.token_budget, found.max_running, found.reference_batch) == (128, 3, 3)
 
 
 @pytest.mark.parametrize(

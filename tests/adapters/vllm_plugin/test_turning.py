@@ -65,8 +65,9 @@ def turner(
     sizes: Sizes = SIZES,
     victims: Victims = Victims.FAIR,
     profile: Profile = PROFILE,
+    by_priority: bool = False,
 ) -> Turner:
-    return Turner(said or Said(), profile, sizes, victims)
+    return Turner(said or Said(), profile, sizes, victims, by_priority=by_priority)
 
 
 def running(here: Guests, name: str, extra: dict[str, object] | None = None, **more: Any) -> Guest:
@@ -137,11 +138,11 @@ def test_prompt_that_may_be_done_breaks_what_holds_until_a_first_token() -> None
     prefill = running(here, "p", prompt=10, computed=4, made=0)
     plan = scheduler(*requests(prefill))
     for _ in range(2):
-        one.turn(plan, one.knobs(plan, here, Line(), BEGIN))
+        one.turn(plan, here, one.knobs(plan, here, Line(), BEGIN))
     assert len(said.seen) == 2
     plan.running = []
     for _ in range(3):
-        one.turn(plan, one.knobs(plan, here, Line(), BEGIN))
+        one.turn(plan, here, one.knobs(plan, here, Line(), BEGIN))
     assert len(said.seen) == 3
 
 
@@ -163,7 +164,7 @@ def test_limits_are_never_beyond_vllms_nor_below_what_decodes_need(
     here = guests()
     plan = scheduler(*requests(*(running(here, f"{n}") for n in range(decodes))), sizes=sizes)
     knobs = Knobs(token_budget=budget, running_limit=slots, chunk_limit=chunk)
-    turner(sizes=sizes).turn(plan, knobs)
+    turner(sizes=sizes).turn(plan, here, knobs)
     needed = decodes * decode_tokens
     assert plan.max_num_scheduled_tokens == min(512, max(budget, needed))
     assert plan.max_num_active_reqs == min(20, slots)
@@ -175,9 +176,10 @@ def test_vllms_own_limits_stand_where_the_policy_has_none() -> None:
     sizes = replace(SIZES, budget=300, slots=5, chunk=77)
     plan = scheduler(sizes=sizes)
     profile = small(budget=300, running=5)
-    knobs = ChunkedPrefill().knobs(turner(profile=profile).view(plan, guests(), Line(), BEGIN))
-    turner(sizes=sizes).turn(plan, Knobs(token_budget=8, running_limit=1, chunk_limit=2))
-    turner(sizes=sizes).turn(plan, knobs)
+    here = guests()
+    knobs = ChunkedPrefill().knobs(turner(profile=profile).view(plan, here, Line(), BEGIN))
+    turner(sizes=sizes).turn(plan, here, Knobs(token_budget=8, running_limit=1, chunk_limit=2))
+    turner(sizes=sizes).turn(plan, here, knobs)
     assert (plan.max_num_scheduled_tokens, plan.max_num_active_reqs) == (300, 5)
     assert plan.scheduler_config.long_prefill_token_threshold == 77
 
@@ -192,22 +194,23 @@ def test_decodes_go_before_prompts_each_in_their_order(prefill: list[bool]) -> N
         )
     )
     plan = scheduler(*before)
-    turner().turn(plan, Knobs(token_budget=64, running_limit=8))
+    turner().turn(plan, here, Knobs(token_budget=64, running_limit=8))
     assert plan.running == sorted(before, key=lambda one: one.is_prefill_chunk)
     decodes, prefills = split(before)
     assert plan.running == decodes + prefills
 
 
-@pytest.mark.xfail(strict=True, reason="who stands last gives way, and that is another now")
-def test_without_metadata_who_runs_keeps_vllms_order() -> None:
+@pytest.mark.parametrize(("budget", "kept"), [(512, True), (511, False)])
+def test_without_metadata_who_runs_keeps_vllms_order_under_vllms_budget(
+    budget: int, kept: bool
+) -> None:
     here = guests()
     before = requests(
         running(here, "prompt", prompt=100, computed=30, made=0), running(here, "decode")
     )
     plan = scheduler(*before)
-    one = turner()
-    one.turn(plan, one.knobs(plan, here, Line(), BEGIN))
-    assert plan.running == before
+    turner().turn(plan, here, Knobs(token_budget=budget, running_limit=8))
+    assert plan.running == (before if kept else before[::-1])
 
 
 # Views -------------------------------------------------------------------------------------------
@@ -330,18 +333,21 @@ def test_nobody_is_ranked_while_blocks_cannot_run_out(groups: int) -> None:
     assert len(ranked(here, *two, free=6 * groups - 1, sizes=sizes)) == 2
 
 
-def test_without_metadata_nobody_is_ranked() -> None:
-    here = guests()
-    assert ranked(here, *(running(here, f"{n}", priority=n) for n in range(3))) == []
-
-
-def test_of_those_without_metadata_vllms_own_choice_gives_way() -> None:
-    """The largest priority, then the last to come; beside one with metadata of a tighter class."""
-    here = guests()
-    own = [running(here, f"{n}", priority=p, prompt=90 - n) for n, p in enumerate((0, 2, 2, -1))]
-    marked = running(here, "marked", told(gap_ms=20))
-    names = ranked(here, *own, marked)
-    assert [name for name in names if name != "marked"] == ["2", "1", "0", "3"]
+@pytest.mark.parametrize(
+    ("by_priority", "order"), [(True, ["2", "1", "0", "3"]), (False, ["3", "2", "1", "0"])]
+)
+def test_of_those_without_metadata_vllms_own_choice_gives_way(
+    by_priority: bool, order: list[str]
+) -> None:
+    """The largest priority, then the last to come, or else the last to start; whoever is beside them."""
+    for beside in ([], [20]):
+        here = guests()
+        own = [
+            running(here, f"{n}", priority=p, prompt=90 - n) for n, p in enumerate((0, 2, 2, -1))
+        ]
+        marked = [running(here, "marked", told(gap_ms=gap)) for gap in beside]
+        names = ranked(here, *own, *marked, by_priority=by_priority)
+        assert [name for name in names if name != "marked"] == order
 
 
 def test_no_more_are_ranked_than_a_step_may_take() -> None:

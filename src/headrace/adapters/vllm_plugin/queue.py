@@ -108,6 +108,7 @@ class Ordered:
     def add(self, request: EngineRequest, *, again: bool) -> None:
         """Let a request wait, for the first time or once more."""
         guest = self._known(request)
+        request.priority = guest.own_priority  # which was raised if it is giving way
         self.account()
         self._guests.settle()
         self._guests.stop(guest)

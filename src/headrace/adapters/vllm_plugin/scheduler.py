@@ -261,7 +261,7 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
     def _prepare(self) -> None:
         """Set what the step goes by."""
         knobs = self._turner.knobs(self, self._guests, self._queue, self._now)
-        self._turner.turn(self, knobs)
+        self._turner.turn(self, self._guests, knobs)
         self._raised = self._turner.rank_victims(self, self._guests)
         self.policy = SchedulingPolicy.PRIORITY if self._raised else self._own_policy
 
@@ -286,7 +286,6 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         self._turner.changed |= Break.PREEMPTION
         guest = self._guests.get(request.request_id)
         if guest is not None:
-            request.priority = guest.own_priority  # it goes back into a queue that may go by it
             self._metrics.preempted(guest)
             if self._recorder is not None:
                 self._recorder.preempt(guest)

@@ -104,11 +104,7 @@ def read(additional: object) -> Settings:
 def profile_of(settings: Settings, *, capacity: int, budget: int, slots: int) -> Profile:
     """Return the profile that is named, or one of vLLM's own sizes in which times mean nothing."""
     if settings.profile is not None:
-        if settings.profile.endswith(".json"):
-            return _from_json(settings.profile)
-        from headrace.config.profiles import load_profile  # noqa: PLC0415  PyYAML, only if needed
-
-        return load_profile(settings.profile)
+        return _within(_load(settings.profile), budget, slots)
     batch = min(slots, capacity)
     return Profile(
         name="unmeasured",
@@ -124,6 +120,24 @@ def profile_of(settings: Settings, *, capacity: int, budget: int, slots: int) ->
         decode=DecodeFit(a_ms=1.0, c_ms=0.0, d_ms=0.0),
         mixed=MixedFit(a_ms=1.0, knee=0, b_ms=0.001, c_ms=0.0, d_ms=0.0, e_ms=0.0),
     )
+
+
+def _within(profile: Profile, budget: int, slots: int) -> Profile:
+    """Return a profile whose limits are no larger than vLLM was started with."""
+    return msgspec.structs.replace(
+        profile,
+        token_budget=min(profile.token_budget, budget),
+        max_running=min(profile.max_running, slots),
+        reference_batch=min(profile.reference_batch, slots),
+    )
+
+
+def _load(name: str) -> Profile:
+    if not name.endswith(".json"):
+        from headrace.config.profiles import load_profile  # noqa: PLC0415  PyYAML, only if needed
+
+        return load_profile(name)
+    return _from_json(name)
 
 
 def _from_json(path: str) -> Profile:

@@ -119,13 +119,14 @@ class Turner:
             fronts=_fronts(scheduler, guests, queue, prefills),
         )
 
-    def turn(self, scheduler: Any, knobs: Knobs) -> None:
+    def turn(self, scheduler: Any, guests: Guests, knobs: Knobs) -> None:
         """Set the limits of the step that begins."""
         sizes = self._sizes
         decodes, prefills = split(scheduler.running)
         if prefills:
-            scheduler.running = decodes + prefills
             self.changed |= Break.FIRST_TOKEN  # of one of them, at the end of this step
+            if guests.marked or knobs.token_budget < sizes.budget:  # else as vLLM has them
+                scheduler.running = decodes + prefills
         scheduler.max_num_active_reqs = min(sizes.slots, knobs.running_limit)
         if not sizes.cuts:
             return

@@ -1,0 +1,1 @@
+"""What an engine publishes of its KV cache: heard, kept in order, and looked up."""
