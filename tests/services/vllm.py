@@ -102,10 +102,10 @@ class VllmServer(Struct, frozen=True, kw_only=True):
         with urllib.request.urlopen(request, timeout=_STOP_S) as reply:
             reply.read()
 
-    def said(self) -> str:
+    def said(self, characters: int = 4_000) -> str:
         """Return the end of its log."""
         self.log.seek(0)
-        return self.log.read()[-4_000:].decode(errors="replace")
+        return self.log.read()[-characters:].decode(errors="replace")
 
     def is_gone(self) -> bool:
         """Return whether none of its processes is left."""

@@ -31,14 +31,14 @@ async def latest_first(engine: Engine, count: int = 16) -> list[int]:
 
 
 class Shares(Struct, frozen=True, kw_only=True):
-    """The smaller tenant's part of what two had that both waited."""
+    """What a tenant had to what another had that asked for three times as much, while both waited."""
 
     by_log: float
     by_usage: float
     """Of the answers that were whole before one of them had nothing left to wait for."""
 
 
-async def shares(engine: Engine, *, of: int = 30, weight: int = 1, name: str = "") -> Shares:
+async def shares(engine: Engine, *, of: int = 60, weight: int = 1, name: str = "") -> Shares:
     """Offer three times as many requests for one tenant as for another."""
     light, heavy = f"light{name}", f"heavy{name}"
     one = Sent(tenant=light, prompt=64, output=16, weight=weight)
@@ -46,11 +46,12 @@ async def shares(engine: Engine, *, of: int = 30, weight: int = 1, name: str = "
     asked = [one if nth % 4 == 3 else other for nth in range(4 * of)]
     played = await engine.together(asked)
     by_log = share_while_backlogged(played.steps)
-    return Shares(by_log=by_log[TenantId(light)], by_usage=_used(played, light, of))
+    ratio = by_log[TenantId(light)] / by_log[TenantId(heavy)]
+    return Shares(by_log=ratio, by_usage=_used(played, light, of))
 
 
 def _used(played: Played, light: str, of: int) -> float:
-    """Return a tenant's part of the tokens of whole answers, of all that ended while both had more waiting."""
+    """Return its tokens to the other's in whole answers, of all that ended while both had more waiting."""
     left = {light: of, None: 3 * of}
     tokens: Counter[bool] = Counter()
     for one in played.ended:
@@ -59,7 +60,7 @@ def _used(played: Played, light: str, of: int) -> float:
         if min(left.values()) < SLOTS:
             break
         tokens[mine] += one.prompt_tokens + one.output_tokens
-    return tokens[True] / tokens.total()
+    return tokens[True] / tokens[False]
 
 
 async def interference(engine: Engine, *, hogs: int = 6) -> int:
@@ -72,13 +73,13 @@ async def interference(engine: Engine, *, hogs: int = 6) -> int:
     return max(prefill_between_tokens(await engine.settled(mark))[TenantId("chatty")])
 
 
-async def squeezed(engine: Engine, *, rounds: int = 5) -> list[Victim]:
+async def squeezed(engine: Engine, *, rounds: int = 5, prompt: int = 2_500) -> list[Victim]:
     """Let chats that keep to their share run beside more batch work than the KV cache holds; return who gave way."""
     mark = len(engine.steps())
     # It asks for far less than its part, so that it never is the one above it.
     chat = Sent(tenant="keeps", prompt=400, output=200, gap_ms=80, weight=20)
-    batch = Sent(tenant="fills", prompt=2_500, output=100, gap_ms=5_000, slo_class="batch")
-    gone = Sent(tenant="late", prompt=2_500, output=100, gap_ms=80, relegated=True)
+    batch = Sent(tenant="fills", prompt=prompt, output=100, gap_ms=5_000, slo_class="batch")
+    gone = Sent(tenant="late", prompt=prompt, output=100, gap_ms=80, relegated=True)
 
     async def caller(sent: Sent) -> None:
         async with engine.caller() as sdk:

@@ -24,3 +24,15 @@ class Lacking(SLOScheduler):
         cache = (*contract.CACHE, "gone_since")
         with patch.object(contract, "TESTED", ("0.1.0",)), patch.object(contract, "CACHE", cache):
             super().__init__(*args, **kwargs)
+
+
+class Failing(SLOScheduler):
+    """Fails as it plans its 100th step."""
+
+    planned = 0
+
+    def _prepare(self) -> None:
+        self.planned += 1
+        if self.planned == 100:
+            raise RuntimeError("planted")
+        super()._prepare()
