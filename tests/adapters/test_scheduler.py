@@ -53,7 +53,8 @@ async def test_an_engine_is_told_what_orders_it_and_no_more(
     told = TOLD.get((kind, scheduler), set())
     assert await sent(scene, Route.CHAT, kind, scheduler) == told
     assert await sent(scene, Route.COMPLETIONS, kind, scheduler) == told
-    assert not await sent(scene, Route.MESSAGES, kind, scheduler), "engines refuse it there"
+    assert await sent(scene, Route.MESSAGES, kind, scheduler) == told - BY_PRIORITY
+    assert not await sent(scene, Route.EMBEDDINGS, kind, scheduler), "nothing is generated there"
 
 
 @pytest.mark.parametrize(("kind", "scheduler"), ALL)

@@ -19,6 +19,13 @@ from tests.conformance.engines.engine import PATIENCE_S, Client
 Check = Callable[[Client], Awaitable[bool]]
 OK, REFUSED = 200, (400, 404, 413, 422)
 _PAUSE_S = 0.05
+_SAID = [{"role": "user", "content": "hello"}]
+_GENERATING: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": _SAID, "max_tokens": 1},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 1},
+    "/v1/messages": {"messages": _SAID, "max_tokens": 1},
+}
 _IDLE_S = 4.0
 """As long as the gateway's pool keeps an unused connection."""
 
@@ -155,11 +162,18 @@ async def priority(client: Client) -> bool:
 
 
 async def metadata(client: Client) -> bool:
-    """It reads the field: what the field cannot hold is refused."""
-    good = await client.complete(max_tokens=1, vllm_xargs={"headrace_weight": 1, "who": "me"})
-    assert good.status_code == OK
-    bad = await client.complete(max_tokens=1, vllm_xargs={"headrace_weight": {"no": "object"}})
-    return bad.status_code in REFUSED
+    """It reads the field on every route that generates: what the field cannot hold is refused."""
+    found = set()
+    for path, fields in _GENERATING.items():
+        asked = {"model": client.engine.model, **fields}
+        good = await client.post(path, asked | {"vllm_xargs": {"headrace_left_ms": 1, "who": "me"}})
+        if good.status_code in REFUSED:  # it has no such route
+            continue
+        assert good.status_code == OK, path
+        bad = await client.post(path, asked | {"vllm_xargs": {"headrace_way": {"no": "object"}}})
+        found.add(bad.status_code in REFUSED)
+    assert len(found) == 1, "on some routes"
+    return found.pop()
 
 
 async def choices(client: Client) -> bool:

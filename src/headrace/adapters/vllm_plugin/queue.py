@@ -128,9 +128,8 @@ class Ordered:
     def first(self) -> Guest:
         """Return whose turn it is."""
         now = self._now()
-        # From one step to the next, time or tokens may have put another in front.
-        if self._head is None or self._settled_at != now:
-            self._settle(now)
+        self._settle(now)
+        if self._head is None:
             serial = self._guests.line.head(now)
             if serial is None:
                 raise IndexError("nobody waits")
@@ -143,6 +142,7 @@ class Ordered:
         if self._settled_at != now:
             self._guests.settle()
             self._settled_at = now
+            self._head = None  # from one step to the next, time or tokens may put another in front
 
     def _own_first(self, guest: Guest) -> Guest:
         """Return who goes where it is a guest's turn: of those without metadata vLLM's own first."""
