@@ -18,7 +18,7 @@ from headrace.policy.batching.knobs import (
 )
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.batching.steps import Steps
-from headrace.policy.ordering.orders import EarliestDeadline
+from headrace.policy.ordering.orders import EarliestDeadline, TenantFirst
 from headrace.replica.core import Replica
 from headrace.replica.yielding import Yielding
 from headrace.units import NS_PER_MS, NS_PER_S, PS_PER_NS, InstantNs
@@ -207,3 +207,26 @@ def test_an_urgent_prompt_overtakes_a_relegated_one_that_has_its_slot() -> None:
     paced, chunked = took(PacedPrefill()), took(ChunkedPrefill())
     assert paced[0] < 500 * NS_PER_MS < chunked[0]
     assert paced[1] < 1_700 * NS_PER_MS < chunked[1]
+
+
+def test_whose_turn_it_is_is_told_by_what_was_served_up_to_the_step() -> None:
+    """Two tenants in turns on two slots: tokens made since the last start decide who is in front."""
+    witness = Witness(ChunkedPrefill())
+    replica = engine(
+        small(1_000, running=2), witness, jumps=False, ordering=TenantFirst(lend_after_ms=None)
+    )
+    far = 1 << 50
+    draw = Random(1)
+    for nth in range(60):
+        tenant = "a" if nth % 2 else "b"
+        made = draw.randint(1, 40)
+        replica.submit(job(nth, 10 + nth, made, tenant=tenant, deadline=far), InstantNs(nth))
+    seen = 0
+    while (due := replica.next_event()) is not None:
+        replica.advance(due)
+        begun = [plan for plan in replica.prompts(due) if not plan[1]]
+        if begun and len(begun[0]) and len(witness.asked) > 2:
+            front = next(one for one in witness.asked[-1][0].fronts if not one.position)
+            assert front.left == 10 + begun[0][0]
+            seen += 1
+    assert seen > 40

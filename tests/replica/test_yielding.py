@@ -8,13 +8,16 @@ from headrace.model.ids import AttemptId
 from headrace.model.paths import Level, Link, path
 from headrace.policy.batching import ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims, Whole
+from headrace.policy.ordering.orders import TenantFirst
 from headrace.replica.core import Replica
 from headrace.replica.job import Job, Refusal
+from headrace.replica.stream import Phase
 from headrace.units import InstantNs, ms
 from tests.replica.scenes import (
     FLAT_DECODE,
     FLAT_MIXED,
     Fair,
+    Silent,
     drain,
     engine,
     finished,
@@ -318,3 +321,22 @@ def test_choices_of_late_are_kept_with_their_terms_and_are_bounded() -> None:
         if one.choice.out_ns is not None:
             costs.append(2 * one.choice.out_ns)
         assert one.choice.cost_ns == min(costs)
+
+
+def test_who_gives_way_keeps_its_place_among_tenants() -> None:
+    """It had work all the time: its counter is not lifted to those of whoever waited."""
+    replica = engine(
+        small(8, running=2, decode=FLAT_DECODE, mixed=FLAT_MIXED),
+        Silent(),  # who came first gives way
+        ordering=TenantFirst(lend_after_ms=None),
+        offers=Offers(whole=Whole.NEVER),
+    )
+    replica.submit(job(1, 30, 60, tenant="poor", counter=0), ZERO)
+    replica.submit(job(2, 30, 60, tenant="served", counter=MUCH), InstantNs(1))
+    replica.submit(job(3, 90, 9, tenant="served", counter=MUCH), InstantNs(1))
+    while not replica.totals(due := replica.next_event() or ZERO).preemptions:
+        replica.advance(due)
+    batch = replica._batch
+    poor = batch.streams[AttemptId(1)]
+    assert poor.phase is Phase.WAITING
+    assert batch.waiting.counter(poor, batch.steps) < MUCH

@@ -6,6 +6,7 @@ there on first use. One server is shared by all tests of a run, since it takes h
 
 import atexit
 import hashlib
+import json
 import os
 import re
 import signal
@@ -37,6 +38,7 @@ _START_S = 300.0
 _STOP_S = 30.0
 _PAUSE_S = 0.2
 _MAKER = Path(__file__).with_name("vllm_model.py")
+_ROOT = Path(__file__).parents[2]
 _SITE = Path(__file__).with_name("vllm_site")
 _SLEPT = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 
@@ -92,10 +94,18 @@ class VllmServer(Struct, frozen=True, kw_only=True):
             content: bytes = reply.read()
             return content
 
-    def said(self) -> str:
+    def post(self, path: str, body: object) -> None:
+        """Send what is asked for under a path."""
+        request = urllib.request.Request(
+            self.base + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_STOP_S) as reply:
+            reply.read()
+
+    def said(self, characters: int = 4_000) -> str:
         """Return the end of its log."""
         self.log.seek(0)
-        return self.log.read()[-4_000:].decode(errors="replace")
+        return self.log.read()[-characters:].decode(errors="replace")
 
     def is_gone(self) -> bool:
         """Return whether none of its processes is left."""
@@ -184,7 +194,9 @@ def start(home: Path, flags: Sequence[str], *, size: str = MODEL) -> VllmServer:
     command = [str(home / "bin" / "python"), "-c", _SERVE, "--model", str(model_folder(home, size))]
     command += ["--served-model-name", size, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "bfloat16", "--enforce-eager", *flags]
-    path = os.pathsep.join(filter(None, [str(_SITE), os.environ.get("PYTHONPATH")]))
+    # Our own code, for a scheduler of ours.
+    places = [_SITE, _ROOT / "src", _ROOT, os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(str(place) for place in places if place)
     own = {"VLLM_CACHE_ROOT": str(home / "headrace" / "cache"), "PYTHONPATH": path}
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
     process = subprocess.Popen(

@@ -37,7 +37,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from headrace.model.profile import Profile
 from headrace.units import NS_PER_MS, NS_PER_S, PS_PER_NS
-from tests.services.vllm_scene import Answer, Asked, Engine, Fate, Plant, Run, Scene, Step
+from tests.services.vllm_scene import SYNC, Answer, Asked, Engine, Fate, Plant, Run, Scene, Step
 
 VOCABULARY = range(3, 4_096)
 """Token ids of the test's model but the special ones."""
@@ -441,6 +441,9 @@ def main(model: str) -> None:
     """Answer scenes until there are no more."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
+    built(
+        model, Engine(scheduler=SYNC)
+    )  # the first one sets up logging anew, and nothing would be heard
     gc.freeze()  # as vLLM does once it has started
     for line in sys.stdin.buffer:
         try:

@@ -81,7 +81,7 @@ class Batch(Holders):
     def _back(self, now: InstantNs) -> None:
         """Let whoever lost its slot in this step wait again."""
         if self._aside is not None:
-            self.waiting.push(self._aside, now, self.steps)
+            self.waiting.push(self._aside, now, self.steps, again=True)
             self._aside = None
 
     def _one_prompt(self) -> bool:
@@ -214,7 +214,7 @@ class Batch(Holders):
         if for_slot:
             self._aside = victim
         elif not waited:
-            self.waiting.push(victim, now, self.steps)
+            self.waiting.push(victim, now, self.steps, again=True)
         self.changed |= _PREEMPTION
 
     # Passing of steps -------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def fronts(batch: Batch) -> tuple[Front, ...]:
         if stream.phase is Phase.PREFILL:
             found.append(_front(stream, stream.pos))
             seen.append(stream)
-    for stream in batch.waiting.first():
+    for stream in batch.waiting.first(batch.steps):
         if len(found) == FRONT_PROMPTS:
             break
         _, start = batch.lookup(stream)

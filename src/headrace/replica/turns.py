@@ -63,11 +63,14 @@ class Turns:
         """Return when time alone may put another in front."""
         return self._line.next_change()
 
-    def push(self, stream: Stream, now: InstantNs, steps: int) -> None:
-        """Let a stream wait; here and in `take` the counters must stand where they do after so many steps."""
+    def push(self, stream: Stream, now: InstantNs, steps: int, *, again: bool = False) -> None:
+        """Let a stream wait, or wait `again`.
+
+        Here and in `take` the counters must stand where they do after so many steps.
+        """
         self._settle(steps)
         self._streams[stream.serial] = stream
-        self._line.push(stream.seat(), now)
+        self._line.push(stream.seat(), now, again=again)
 
     def head(self, now: InstantNs, steps: int) -> Stream | None:
         """Return the stream to start next, at a boundary after so many steps of the decodes."""
@@ -76,8 +79,10 @@ class Turns:
         serial = self._line.head(now)
         return None if serial is None else self._streams[serial]
 
-    def first(self) -> Iterator[Stream]:
-        """Yield waiting streams in the order in which they would start, as far as that is known."""
+    def first(self, steps: int) -> Iterator[Stream]:
+        """Yield waiting streams in the order in which they would start after so many steps, as far as known."""
+        if not self._line.is_fixed():
+            self._settle(steps)
         for serial in self._line.first():
             yield self._streams[serial]
 
