@@ -267,8 +267,8 @@ async def test_what_an_audited_gate_would_have_refused_is_counted() -> None:
     gateway = Managed(config=config)
     assert (await gateway.ask(max_tokens=1).done()).status == 200
     found = await gateway.scrape()
-    reason = {"reason": Reason.DEADLINE_IMPOSSIBLE.value}
-    assert value(found, "headrace_audited_refusals_total", **reason) == 1
+    why = {"class": "interactive", "gate": "deadline", "reason": Reason.DEADLINE_IMPOSSIBLE.value}
+    assert value(found, "headrace_audited_refusals_total", **why) == 1
     assert value(found, "headrace_policy_info", mode="audit", wait="fair") == 1
     gateway.finish()
 

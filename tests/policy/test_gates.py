@@ -10,6 +10,8 @@ from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdi
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
+    Mode,
+    Modes,
     Wait,
     gap_bound_broken,
     nearest,
@@ -326,6 +328,95 @@ def test_observing_refuses_only_what_breaks_a_contract_or_finds_nobody() -> None
     assert rejected(nobody, observe).reason is Reason.NO_READY_REPLICA
     strange = {"contract": contract(model_known=False), "ready": 0, "replicas": ()}
     assert rejected(strange, observe).reason is Reason.MODEL_UNKNOWN
+
+
+FAILED: dict[Gate, dict[str, Any]] = {
+    Gate.CONTRACT: {"contract": contract(model_allowed=False)},
+    Gate.BUDGET: {"budget": budget(parallel_left=0)},
+    Gate.MEMORY: {"blocks_largest": 1},
+    Gate.DEADLINE: {"ttft_ns": 1},
+}
+"""What fails one gate each, though an engine could serve it."""
+REASONS = {
+    Gate.CONTRACT: Reason.MODEL_NOT_ALLOWED,
+    Gate.BUDGET: Reason.CONCURRENCY,
+    Gate.MEMORY: Reason.KV_TOO_LARGE,
+    Gate.DEADLINE: Reason.DEADLINE_IMPOSSIBLE,
+}
+NOBODY: dict[Gate, tuple[dict[str, Any], Reason]] = {
+    Gate.CONTRACT: ({"contract": contract(tenant_known=False)}, Reason.TENANT_UNKNOWN),
+    Gate.DEADLINE: ({"ready": 0, "replicas": ()}, Reason.NO_READY_REPLICA),
+}
+"""What fails a gate because nobody could serve it."""
+
+
+def only(gate: Gate, mode: Mode, common: GateMode = GateMode.ENFORCE) -> Gates:
+    return Gates(mode=common, modes=Modes(**{gate: mode}))
+
+
+@pytest.mark.parametrize("common", GateMode)
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("gate", Gate)
+def test_a_gate_in_audit_mode_records_alone_and_in_enforce_mode_refuses(
+    gate: Gate, mode: Mode, common: GateMode
+) -> None:
+    gates = only(gate, mode, common)
+    passed = gates.decide(entry())
+    assert isinstance(passed, Admit)
+    assert [one.reason for one in passed.verdicts] == [None] * len(Gate)
+    failed = gates.decide(entry(**FAILED[gate]))
+    verdict = next(one for one in failed.verdicts if one.gate is gate)
+    assert verdict.reason is REASONS[gate], "recorded in any mode"
+    assert isinstance(failed, Admit) is (mode is Mode.AUDIT)
+    if isinstance(failed, Reject):
+        assert (failed.gate, failed.reason) == (gate, REASONS[gate])
+    else:
+        assert [one.gate for one in failed.verdicts] == list(Gate), "the others were asked too"
+
+
+@pytest.mark.parametrize("gate", Gate)
+def test_the_gates_beside_one_in_audit_mode_refuse_as_ever(gate: Gate) -> None:
+    for other, changes in FAILED.items():
+        if other is gate:
+            continue
+        decision = rejected(FAILED[gate] | changes, only(gate, Mode.AUDIT))
+        assert (decision.gate, decision.reason) == (other, REASONS[other])
+
+
+@pytest.mark.parametrize("gate", NOBODY)
+def test_what_nobody_can_serve_is_refused_though_its_gate_only_records(gate: Gate) -> None:
+    changes, reason = NOBODY[gate]
+    assert rejected(changes, only(gate, Mode.AUDIT)).reason is reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contract": contract(class_allowed=False, served=False)},
+        {"contract": contract(model_known=False)},
+        {"fan_out": 0},
+        {"demand": wanted(input_tokens=0)},
+    ],
+)
+def test_a_contract_that_cannot_be_kept_is_refused_by_its_own_gate(changes: dict[str, Any]) -> None:
+    nowhere = {"ready": 0, "replicas": ()}
+    assert rejected(changes | nowhere, only(Gate.CONTRACT, Mode.AUDIT)).gate is Gate.CONTRACT
+
+
+@pytest.mark.parametrize(
+    ("gates", "said"),
+    [
+        (Gates(), "enforce"),
+        (Gates(mode=GateMode.AUDIT), "audit"),
+        (Gates(mode=GateMode.OBSERVE), "observe"),
+        (Gates(modes=Modes(deadline=Mode.AUDIT)), "audit"),
+        (Gates(mode=GateMode.AUDIT, modes=Modes(deadline=Mode.ENFORCE)), "enforce"),
+        (Gates(modes=Modes(budget=Mode.AUDIT)), "audit:budget"),
+        (Gates(mode=GateMode.AUDIT, modes=Modes(contract=Mode.AUDIT)), "audit:contract+deadline"),
+    ],
+)
+def test_modes_are_told_in_a_word_where_there_is_one(gates: Gates, said: str) -> None:
+    assert gates.summary() == said
 
 
 # The wait ------------------------------------------------------------------------------------

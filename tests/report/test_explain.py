@@ -11,6 +11,7 @@ from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.ids import DecisionId, RequestId
 from headrace.plane.journal import Gap, Recorder, frame_bytes
+from headrace.policy.admission.gates import Gates, Mode, Modes
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
     Fifo,
@@ -161,6 +162,21 @@ def test_strangers_and_what_ends_early_are_told() -> None:
     lost = made.arrive("a", 100)
     made.down("r0", 1)
     assert "It ended with error at r0: replica lost." in sentences(made.story(lost))
+
+
+def test_what_a_gate_only_recorded_is_told_beside_what_was_decided() -> None:
+    modes = Modes(budget=Mode.AUDIT, deadline=Mode.AUDIT)
+    limited = TenantSpec(name="a", tpm_limit=2_000)
+    made = Recorded(config(tenants=(limited,), admission=Gates(modes=modes)))
+    told = explained(made.story(made.arrive("a", 1_900, ttft_ns=1)))
+    assert (
+        "Only recorded: the budget gate (token limit) and the deadline gate (deadline impossible) "
+        "would have refused it."
+    ) in told
+    assert "token limit, recorded" in told
+    refused = explained(made.story(made.arrive("a", 200_000)))
+    assert "refused by the contract gate" in refused
+    assert "recorded" not in refused
 
 
 def test_figures_are_a_table_of_rows() -> None:

@@ -89,7 +89,9 @@ FAMILIES: dict[str, Family] = {
         "0 once the shadow has failed, else 1; absent without a shadow.",
     ),
     "audited_refusals": Family(
-        _C, "Requests let in that a gate in audit mode would have refused.", ("reason",)
+        _C,
+        "Requests let in that a gate in audit mode would have refused.",
+        ("class", "gate", "reason"),
     ),
     "edge_refused_requests": Family(
         _C,

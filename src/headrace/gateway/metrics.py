@@ -181,17 +181,18 @@ class Metrics:
                     sheet.put_distribution(family, found, name)
         for family, counts in (
             ("decisions", feed.decisions),
-            ("audited_refusals", feed.audited),
             ("edge_refused_requests", self._sources.refusals()),
             ("ignored_headers", self._sources.ignored()),
             ("ignored_events", self._driver.plane.state.ignored),
         ):
             for label, count in counts.items():
                 sheet.put(family, count, label)
+        for who, count in feed.audited.items():
+            sheet.put("audited_refusals", count, *who)
         for which, count in self._sources.token_counts().items():
             sheet.put("token_counts", count, *which)
-        for who, paid in feed.spend.items():
-            sheet.put("spend_usd", paid / MICRO, *who)
+        for paying, paid in feed.spend.items():
+            sheet.put("spend_usd", paid / MICRO, *paying)
 
     def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
         """Show who waits by model and class."""
@@ -286,7 +287,14 @@ class Metrics:
         gates = config.admission
         ordering = str(config.ordering.__struct_config__.tag)
         cost = revision(config.fairness.cost)
-        called = (str(driver.revision), gates.mode, gates.wait, ordering, cost, FORMULA_REVISION)
+        called = (
+            str(driver.revision),
+            gates.summary(),
+            gates.wait,
+            ordering,
+            cost,
+            FORMULA_REVISION,
+        )
         sheet.put("policy_info", 1, *called)
         sheet.put("build_info", 1, __version__)
         sheet.put("admin_denied", sources.denied())

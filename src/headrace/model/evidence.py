@@ -56,7 +56,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """The fleet's dispatch count when it was last chosen: spreads ties evenly."""
 
 
-class ContractFacts(Struct, frozen=True, kw_only=True, gc=False):
+class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What the contract gate compares (ADM-1)."""
 
     tenant_known: bool
@@ -66,6 +66,8 @@ class ContractFacts(Struct, frozen=True, kw_only=True, gc=False):
     context_limit: Tokens
     output_limit: Tokens
     fan_out_limit: int
+    served: bool = True
+    """Whether there is a pool of the model for the class: without one, nobody can be let in."""
 
 
 class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):

@@ -1,5 +1,7 @@
 """What happens when a request arrives: gather evidence, decide, book, queue."""
 
+from msgspec.structs import replace
+
 from headrace.model.decision import Reason, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import ModelSpec, TenantSpec
@@ -216,6 +218,15 @@ class _Asked:
             parallel_left=None if most is None else most - quota.parallel,
         )
 
+    def fitted(self, largest: Blocks) -> Demand:
+        """Return the demand, no larger than a pool: what no pool holds gets all of the largest.
+
+        Only a memory gate that refuses nobody lets such a request in.
+        """
+        if self.demand.kv_blocks <= largest:
+            return self.demand
+        return replace(self.demand, kv_blocks=largest)
+
     def reserved_tokens(self) -> Tokens:
         """Return what quota is reserved: input plus the output the caller allows, else p90."""
         request, output = self.request, self.demand.output_p90
@@ -325,7 +336,7 @@ def _admitted(
         request=request,
         model=asked.model,
         slo_class=asked.slo_class,
-        demand=asked.demand,
+        demand=asked.fitted(evidence.blocks_largest),
         bounds=bounds,
         entry=entry,
         decision=decision,

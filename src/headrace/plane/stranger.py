@@ -94,6 +94,7 @@ def _contract(m: Machine, request: Request, slo_class: ClassName) -> ContractFac
         context_limit=Tokens(spec.context_limit if spec is not None else 0),
         output_limit=Tokens(spec.output_limit if spec is not None else 0),
         fan_out_limit=1,
+        served=False,
     )
 
 

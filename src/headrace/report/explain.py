@@ -7,7 +7,7 @@ own and nothing else.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace.model.decision import Admit, Gate, Reason, RouteTerms, ScoreTerms, Verdict
+from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, ScoreTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
 from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, RouteEvidence
@@ -84,12 +84,21 @@ def _entered(entered: Entered) -> str:
     if isinstance(decision, Admit):
         spare = _ms(decision.slack_ns)
         slack = "" if record.evidence.ttft_ns is None else f", with {spare} ms of slack"
-        return f"{head} It was admitted{slack} {number}."
+        return f"{head} It was admitted{slack} {number}.{_recorded(decision)}"
     gate = "" if decision.gate is None else f" by the {decision.gate} gate"
     again = "repeating does not help"
     if decision.retry_after_ns is not None:
         again = f"repeating can help after {_ms(decision.retry_after_ns)} ms"
     return f"{head} It was refused{gate}: {plain(decision.reason)}; {again} {number}."
+
+
+def _recorded(decision: Admit) -> str:
+    """Return what gates that only record would have refused it for."""
+    failed = [one for one in decision.verdicts if one.reason is not None]
+    said = " and ".join(
+        f"the {one.gate} gate ({plain(one.reason)})" for one in failed if one.reason
+    )
+    return f" Only recorded: {said} would have refused it." if said else ""
 
 
 def _sent(sent: Sent, arrived_at: int | None) -> str:
@@ -149,7 +158,7 @@ def plain(word: Reason | Outcome) -> str:
 def _entry_tables(entered: Entered) -> Iterator[Table]:
     evidence = entered.record.evidence
     yield figures("What it asks for", demand_rows(evidence.demand))
-    yield gates(entered.record.decision.verdicts)
+    yield gates(entered.record.decision)
     if not evidence.contract.tenant_known or not evidence.contract.model_known:
         return  # nothing else was looked at
     wait = _forecast(entered)
@@ -178,20 +187,23 @@ _COUNTED = {
 }
 
 
-def gates(verdicts: tuple[Verdict, ...]) -> Table:
+def gates(decision: Decision) -> Table:
     """Return every verdict that was reached, in order."""
+    verdicts = decision.verdicts
     names = ("gate", "verdict", "measured", "threshold", "margin", "unit")
     left = {"gate", "verdict", "unit"}
     return Table(
         title="Gates",
         columns=tuple(Column(name, right=name not in left) for name in names),
-        rows=tuple(_gate(verdict) for verdict in verdicts),
+        rows=tuple(_gate(verdict, decision) for verdict in verdicts),
         note="" if len(verdicts) == len(Gate) else "the other gates were not asked",
     )
 
 
-def _gate(verdict: Verdict) -> tuple[str, ...]:
+def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
     said = "passes" if verdict.reason is None else plain(verdict.reason)
+    if verdict.reason is not None and _only_recorded(verdict, decision):
+        said += ", recorded"
     numbers = (verdict.measured, verdict.threshold, verdict.margin)
     if not any(numbers):
         return (verdict.gate, said, NONE, NONE, NONE, "")
@@ -201,6 +213,16 @@ def _gate(verdict: Verdict) -> tuple[str, ...]:
     if verdict.reason is not None:
         unit = _COUNTED.get(verdict.reason, unit)
     return (verdict.gate, said, *shown, unit)
+
+
+_ORDER = tuple(Gate)
+
+
+def _only_recorded(verdict: Verdict, decision: Decision) -> bool:
+    """Return whether a gate failed a request that went on to the next one."""
+    if isinstance(decision, Admit) or decision.gate is None:
+        return True
+    return _ORDER.index(verdict.gate) < _ORDER.index(decision.gate)
 
 
 def _forecast(entered: Entered) -> int | None:

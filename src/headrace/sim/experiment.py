@@ -65,7 +65,7 @@ def describe(scenario: Scenario) -> str:
     """Return a policy in a few words."""
     deployment = scenario.deployment
     order = deployment.ordering.__struct_config__.tag
-    gates = "on" if deployment.admission.mode is GateMode.ENFORCE else "off"
+    gates = "off" if deployment.admission.audited() else "on"
     wait = ", fifo wait" if deployment.admission.wait is Wait.FIFO else ""
     cost = deployment.fairness.cost
     shared = deployment.ordering.by_share

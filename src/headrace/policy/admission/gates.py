@@ -16,14 +16,49 @@ from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
 class GateMode(StrEnum):
-    """Which gates refuse, and which only record."""
+    """Which gates refuse, and which only record: three common choices by one word."""
 
     ENFORCE = "enforce"
+    """All refuse."""
     AUDIT = "audit"
     """The deadline gate only records: our own forecast refuses nobody."""
     OBSERVE = "observe"
     """All but the contract gate only record, limits of tenants among them. Whoever finds no ready
     replica at all is still refused."""
+
+
+class Mode(StrEnum):
+    """What one gate does with a request that fails it."""
+
+    ENFORCE = "enforce"
+    """Refuses it."""
+    AUDIT = "audit"
+    """Records that it would have, and lets it pass unless nobody can serve it."""
+
+
+class Modes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each gate does; one that says nothing goes by the common word, `mode`."""
+
+    contract: Mode | None = None
+    """Keys, models, classes, lengths. None: it refuses."""
+    budget: Mode | None = None
+    """The tenant's own limits. None: it refuses, unless `mode` is observe."""
+    memory: Mode | None = None
+    """Whether it fits into a replica at all. None: it refuses, unless `mode` is observe."""
+    deadline: Mode | None = None
+    """Whether its bounds would hold. None: it refuses if `mode` is enforce."""
+
+
+_AUDITED: dict[GateMode, frozenset[Gate]] = {
+    GateMode.ENFORCE: frozenset(),
+    GateMode.AUDIT: frozenset({Gate.DEADLINE}),
+    GateMode.OBSERVE: frozenset({Gate.BUDGET, Gate.MEMORY, Gate.DEADLINE}),
+}
+"""The gates that only record, by the common word."""
+_NEVER_SERVED = frozenset(
+    {Reason.TENANT_UNKNOWN, Reason.MODEL_UNKNOWN, Reason.INPUT_EMPTY, Reason.NO_READY_REPLICA}
+)
+"""Reasons for which nobody could answer: refused in any mode."""
 
 
 class Wait(StrEnum):
@@ -39,6 +74,9 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The four gates and their margins."""
 
     mode: GateMode = GateMode.ENFORCE
+    """Which gates refuse, in one word. enforce: all four."""
+    modes: Modes = Modes()
+    """What single gates do instead."""
     wait: Wait = Wait.FAIR
     margin_ms: Annotated[float, Meta(ge=0, le=60_000)] = 50.0
     """Taken off each slack. 50: a few decode steps of a full batch."""
@@ -50,14 +88,14 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def decide(self, evidence: EntryEvidence) -> Decision:
         """Return the decision with every verdict reached, its numbers and the slack (ADM-1..3)."""
         verdicts: list[Verdict] = [contract(evidence)]
-        if verdicts[0].reason is None:
+        if not self.refuses(verdicts[-1], evidence):
             verdicts.append(budget(evidence))
         view = nearest(evidence.replicas)
         wait = predicted_wait(evidence, self.wait, view)
         slack = self._slack(evidence, wait, view)
-        if verdicts[-1].reason is None or not self._counts(verdicts[-1]):
+        if not self.refuses(verdicts[-1], evidence):
             verdicts += [memory(evidence), self._deadline(evidence, slack, view)]
-        refused = next((v for v in verdicts if v.reason is not None and self._counts(v)), None)
+        refused = next((v for v in verdicts if self.refuses(v, evidence)), None)
         if refused is None:
             return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts))
         assert refused.reason is not None
@@ -69,13 +107,33 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             verdicts=tuple(verdicts),
         )
 
-    def _counts(self, verdict: Verdict) -> bool:
-        """In audit mode only what cannot be served at all is refused by our own gates."""
-        if self.mode is GateMode.ENFORCE or verdict.reason is Reason.NO_READY_REPLICA:
+    def refuses(self, verdict: Verdict, evidence: EntryEvidence) -> bool:
+        """Return whether a verdict turns the request away; what nobody can serve, in any mode."""
+        if verdict.reason is None:
+            return False
+        if self.mode_of(verdict.gate) is Mode.ENFORCE or verdict.reason in _NEVER_SERVED:
             return True
-        if self.mode is GateMode.OBSERVE:
-            return verdict.gate is Gate.CONTRACT
-        return verdict.gate is not Gate.DEADLINE
+        impossible = not evidence.contract.served or evidence.fan_out < 1
+        return verdict.gate is Gate.CONTRACT and impossible
+
+    def mode_of(self, gate: Gate) -> Mode:
+        """Return what a gate does."""
+        own: Mode | None = getattr(self.modes, gate)
+        if own is not None:
+            return own
+        return Mode.AUDIT if gate in _AUDITED[self.mode] else Mode.ENFORCE
+
+    def audited(self) -> frozenset[Gate]:
+        """Return the gates that only record."""
+        return frozenset(gate for gate in Gate if self.mode_of(gate) is Mode.AUDIT)
+
+    def summary(self) -> str:
+        """Return the modes of all gates in a word, or as `audit:` and the gates that only record."""
+        audited = self.audited()
+        for word, gates in _AUDITED.items():
+            if gates == audited:
+                return word
+        return "audit:" + "+".join(gate for gate in Gate if gate in audited)
 
     def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
