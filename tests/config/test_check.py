@@ -100,6 +100,19 @@ WRONG = {
             "d:14: unknown lane `admn`: did you mean `admin`? at `$.deployment.classes[0].lane`",
         ],
     ),
+    "budgets that are there twice, limit nothing, or count for nothing": (
+        "- name: t",
+        (
+            "- name: t\n      budgets:\n"
+            "        - {unit: tokens, per: day, hard: 5}\n"
+            "        - {unit: tokens, per: day, soft: 5}\n"
+            "        - {unit: usd, per: month, hard: 5}"
+        ),
+        [
+            "d:12: budget `tokens/day` is already at `$.deployment.tenants[0].budgets[0]` at `$.deployment.tenants[0].budgets[1]`",
+            "d:13: model `m`, which it may use, has no `price`: it would be free at `$.deployment.tenants[0].budgets[2]`",
+        ],
+    ),
     "a minimum above its maximum": (
         "- name: t",
         (

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
+from headrace.model.evidence import WindowFacts
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
@@ -89,7 +91,7 @@ def test_what_just_fits_the_contract_passes(changes: dict[str, Any]) -> None:
     assert isinstance(GATES.decide(entry(**changes)), Admit)
 
 
-BUDGET_FAULTS = [
+BUDGET_FAULTS: list[tuple[Any, Reason, int, int, int | None]] = [
     (
         budget(tokens_needed=1_480, tokens_left=99, tokens_limit=1_000, parallel_left=0),
         Reason.TOKEN_LIMIT, 1_480, 1_000, None,
@@ -108,6 +110,50 @@ BUDGET_FAULTS = [
         Reason.TOKEN_RATE, 1_480, -50, 9 * S,
     ),
 ]  # fmt: skip
+
+
+def spent(
+    unit: Unit, per: Per, need: int, taken: int, hard: int | None, **more: Any
+) -> WindowFacts:
+    given: dict[str, Any] = {"soft": None, "wait_ns": 90 * S} | more
+    return WindowFacts(unit=unit, per=per, need=need, taken=taken, hard=hard, **given)
+
+
+def within(*windows: WindowFacts, **more: Any) -> Any:
+    return budget(windows=windows, **more)
+
+
+HOUR_TOKENS = spent(Unit.TOKENS, Per.HOUR, 1_480, 9_000, 10_000)
+MINUTE_TOKENS = spent(Unit.TOKENS, Per.MINUTE, 1_480, 9_000, 10_000, wait_ns=9 * S)
+BUDGET_FAULTS += [
+    (within(HOUR_TOKENS, parallel_left=0), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
+    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, S),
+    (within(MINUTE_TOKENS), Reason.BUDGET_RATE, 1_480, 1_000, 9 * S),
+    (within(MINUTE_TOKENS, HOUR_TOKENS), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
+    (
+        within(HOUR_TOKENS, spent(Unit.USD, Per.DAY, 11, 0, 10, wait_ns=1)),
+        Reason.BUDGET_SPENT, 11, 10, None,
+    ),
+    (within(spent(Unit.WORK, Per.MINUTE, 11, 0, 10)), Reason.BUDGET_SPENT, 11, 10, None),
+    (within(spent(Unit.WORK, Per.HOUR, 3, 8, 10)), Reason.BUDGET_SPENT, 3, 2, 90 * S),
+    (budget(sessions_left=0), Reason.SESSIONS, 1, 0, S),
+    (
+        budget(branches=3, parallel_left=2, parallel_limit=9),
+        Reason.CONCURRENCY, 3, 2, S,
+    ),
+    (
+        budget(branches=3, parallel_left=2, parallel_limit=2),
+        Reason.CONCURRENCY, 3, 2, None,
+    ),
+]  # fmt: skip
+
+
+def test_a_soft_limit_is_noted_and_refuses_nobody() -> None:
+    over = spent(Unit.TOKENS, Per.DAY, 2, 9, None, soft=10)
+    just = spent(Unit.USD, Per.DAY, 2, 8, 10, soft=10)
+    decision = GATES.decide(entry(budget=within(over, just)))
+    assert isinstance(decision, Admit)
+    assert decision.over_soft == ("tokens/day",)
 
 
 @pytest.mark.parametrize(("facts", "reason", "measured", "threshold", "again"), BUDGET_FAULTS)

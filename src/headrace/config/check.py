@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
+from headrace.model.budget import Unit
 from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, PoolSpec, TenantSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
@@ -269,6 +270,25 @@ def _parts(settings: Settings) -> Iterator[Problem]:
             )
 
 
+def _budgets(settings: Settings) -> Iterator[Problem]:
+    """Refuse budgets that are there twice, and budgets in money that some tokens would not count for."""
+    plane = settings.deployment
+    every = tuple(one.name for one in plane.models)
+    unpriced = {one.name for one in plane.models if one.price is None}
+    for i, tenant in enumerate(plane.tenants):
+        at = f"$.deployment.tenants[{i}].budgets"
+        yield from _twice(
+            "budget", [(f"{at}[{j}]", one.name) for j, one in enumerate(tenant.budgets)]
+        )
+        for j, one in enumerate(tenant.budgets):
+            if one.unit is not Unit.USD:
+                continue
+            free = next((name for name in tenant.models or every if name in unpriced), None)
+            if free is not None:
+                message = f"model `{free}`, which it may use, has no `price`: it would be free"
+                yield Problem(path=f"{at}[{j}]", message=message)
+
+
 _Minimums = list[tuple[str, float]]
 """Of nodes that share one part: where each is declared, and what it is."""
 
@@ -461,6 +481,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _supply,
     _pools,
     _parts,
+    _budgets,
     _lanes,
     _proportion,
     _exposure,

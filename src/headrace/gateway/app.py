@@ -310,6 +310,7 @@ class App:
             text=text,
             max_output=asked.output_cap,
             user=self._user(tenant, exchange.header(_USER), asked.user),
+            session=self._session(tenant, wished.session),
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
@@ -337,7 +338,17 @@ class App:
         user = header or told.encode()
         if spec is None or not spec.by_user or not user:
             return None
-        content = tenant.encode() + b"\0" + user
+        return self._own_name(tenant, user)
+
+    def _session(self, tenant: TenantId, told: bytes | None) -> str | None:
+        """Return a name of our own for a session, if its tenant's are limited."""
+        spec = self._driver.plane.settings.tenants.get(tenant)
+        if spec is None or spec.max_parallel_sessions is None or told is None:
+            return None
+        return self._own_name(tenant, told)
+
+    def _own_name(self, tenant: TenantId, told: bytes) -> str:
+        content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
     def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from headrace.model.decision import Gate, Reason, Reject
@@ -100,6 +100,18 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.TOKEN_LIMIT: Face(
         429, _QUOTA, "insufficient_quota", "The request is larger than the whole token quota."
+    ),
+    Reason.BUDGET_RATE: Face(
+        429, _LIMIT, "rate_limit_exceeded", "The budget of this minute is spent.", retryable=True
+    ),
+    Reason.QUOTA_SPENT: Face(
+        429, _QUOTA, "insufficient_quota", "The quota is used up.", retryable=True
+    ),
+    Reason.BUDGET_SPENT: Face(
+        429, _QUOTA, "budget_exceeded", "The budget is spent.", retryable=True
+    ),
+    Reason.SESSIONS: Face(
+        429, _LIMIT, "concurrency_limit_exceeded", "Limit of sessions at once.", retryable=True
     ),
     Reason.CONCURRENCY: Face(
         429,
@@ -330,6 +342,8 @@ _FIELDS: dict[Route, dict[str, str]] = {
 }
 """What a face calls by chat's names, where it is called otherwise."""
 
+_HEEDED_NS = 60 * NS_PER_S
+"""The longest wait that SDKs go by."""
 DONE = b"data: [DONE]\n\n"
 """The last event of every stream of chat and completions."""
 
@@ -359,7 +373,9 @@ def refused(
         policy_revision=revision,
         **numbers,
     )
-    return Fault(face=face, detail=detail, retry_after_ns=wait)
+    limit = next((one.limit for one in rejection.verdicts if one.reason is rejection.reason), UNSET)
+    message = None if limit is UNSET else f"{face.message[:-1]}: {limit}."
+    return Fault(face=face, detail=detail, retry_after_ns=wait, message=message)
 
 
 def _own_numbers(rejection: Reject) -> dict[str, int]:
@@ -465,6 +481,7 @@ def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     """Return what tells SDKs and routers whether and when to repeat.
 
     `below(n)` draws from 0 to n-1: waits are spread upwards by up to a quarter, never shortened.
+    SDKs take no wait above a minute for one, and would be back within a second: they are told not to.
     """
     found: Headers = []
     if fault.face.dropped is not None:
@@ -478,4 +495,6 @@ def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     wait += below(wait // 4 + 1)
     found.append((b"retry-after", b"%d" % ceil_div(wait, NS_PER_S)))
     found.append((b"retry-after-ms", b"%d" % ceil_div(wait, NS_PER_MS)))
+    if wait > _HEEDED_NS:
+        found.append((b"x-should-retry", b"false"))
     return found

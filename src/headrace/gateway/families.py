@@ -93,6 +93,11 @@ FAMILIES: dict[str, Family] = {
         "Requests let in that a gate in audit mode would have refused.",
         ("class", "gate", "reason"),
     ),
+    "soft_limit_requests": Family(
+        _C,
+        "Requests let in beyond a budget's soft limit, by budget such as `tokens/day`.",
+        ("tenant", "budget"),
+    ),
     "edge_refused_requests": Family(
         _C,
         "Requests refused before the plane saw them; they are not among the offered.",

@@ -5,6 +5,7 @@ known has no sample. All that is kept here are a minute of shares and what count
 corrected have shown. `take` reads on the event loop and is quick; adding up and writing out can be left to another thread.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
@@ -149,6 +150,7 @@ class Metrics:
         plane = self._driver.plane
         queues, live = waiting(plane), in_flight(plane)
         self._fed(sheet)
+        self._warned(sheet, labels)
         self._queues(sheet, labels, queues, now)
         self._tenants(sheet, labels)
         self._fair(sheet, labels, queues, live, now)
@@ -193,6 +195,14 @@ class Metrics:
             sheet.put("token_counts", count, *which)
         for paying, paid in feed.spend.items():
             sheet.put("spend_usd", paid / MICRO, *paying)
+
+    def _warned(self, sheet: Sheet, labels: Labels) -> None:
+        """Show who went beyond soft limits; what has no label of its own is added up."""
+        warned: Counter[tuple[str, str]] = Counter()
+        for (tenant, budget), count in self._feed.over_soft.items():
+            warned[labels.tenant(tenant), budget] += count
+        for (label, budget), count in warned.items():
+            sheet.put("soft_limit_requests", count, label, budget)
 
     def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
         """Show who waits by model and class."""

@@ -8,10 +8,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from headrace.model.budget import WindowSpec
+from headrace.model.engine import Usage
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
+from headrace.model.price import PriceSpec
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds
-from headrace.units import REQUEST_TOKENS_MAX, DurationNs, ms
+from headrace.units import REQUEST_TOKENS_MAX, DurationNs, MicroUsd, Tokens, ms
 
 END = r"$(?!\n)"
 """Ends the pattern of a setting: `$` alone would let a line break follow, and a schema knows no `\\Z`."""
@@ -38,6 +41,17 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Output tokens one answer may have, and what a caller that names no limit gets at most."""
     fan_out_limit: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parallel answers (n). 1: one reservation is one answer."""
+    price: PriceSpec | None = None
+    """What its tokens take of a tenant's budgets in money. None: nothing."""
+
+    def cost(self, given: int, cached: int, output: int, answers: int = 1) -> MicroUsd:
+        """Return what so many answers cost a tenant, prompt included in each."""
+        if self.price is None:
+            return MicroUsd(0)
+        usage = Usage(
+            input_tokens=Tokens(given), cached_tokens=Tokens(cached), output_tokens=Tokens(output)
+        )
+        return MicroUsd(self.price.micro_usd(usage) * answers)
 
 
 class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,7 +180,12 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rpm_limit: Limit | None = None
     """Requests per minute."""
     max_parallel_requests: Limit | None = None
-    """Requests queued or running at once."""
+    """Requests queued or running at once; one that asks for several answers counts as so many."""
+    max_parallel_sessions: Limit | None = None
+    """Sessions (`x-session-id`) with requests queued or running at once; requests without one are of
+    one session together."""
+    budgets: Annotated[tuple[WindowSpec, ...], Meta(max_length=16)] = ()
+    """What it may use up in a minute, an hour, a day or a month."""
 
     def may_use(self, spec: ClassSpec) -> bool:
         """Return whether it is let into a class: one of a lane must be named (FAIR-4)."""

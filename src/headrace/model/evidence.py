@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Decision, Placement, ScoreTerms
 from headrace.model.demand import Demand
 from headrace.model.ids import (
@@ -70,7 +71,37 @@ class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     """Whether there is a pool of the model for the class: without one, nobody can be let in."""
 
 
-class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):
+class WindowFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """One of a tenant's budgets before this request, in the books' whole units."""
+
+    unit: Unit
+    per: Per
+    need: int
+    """What this request is expected to take."""
+    taken: int
+    """Used in this window, and held by live requests."""
+    hard: int | None
+    soft: int | None
+    wait_ns: DurationNs
+    """Until the next window begins."""
+
+    @property
+    def name(self) -> str:
+        """As errors, metrics and logs call it: `tokens/day`."""
+        return f"{self.unit}/{self.per}"
+
+    @property
+    def spent(self) -> bool:
+        """Whether this request would go beyond the hard limit."""
+        return self.hard is not None and self.taken + self.need > self.hard
+
+    @property
+    def warned(self) -> bool:
+        """Whether this request would go beyond the soft limit."""
+        return self.soft is not None and self.taken + self.need > self.soft
+
+
+class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The tenant's balances before this request; None: no such limit."""
 
     tokens_needed: Tokens
@@ -82,6 +113,12 @@ class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):
     requests_left: int | None
     requests_wait_ns: DurationNs
     parallel_left: int | None
+    parallel_limit: int | None = None
+    branches: int = 1
+    """Answers asked for at once: as many in parallel."""
+    sessions_left: int | None = None
+    """None as well where its session has live requests already."""
+    windows: tuple[WindowFacts, ...] = ()
 
 
 class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):

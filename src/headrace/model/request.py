@@ -49,6 +49,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """The caller's own cap; None if not told."""
     user: str | None = None
     """Whom of its tenant's users it is for: a keyed hash, nobody's name. None: not told, or not asked."""
+    session: str | None = None
+    """Which session it belongs to: a keyed hash. None: not told, or its tenant's are not limited."""
     slo_class: ClassName | None = None
     """Asked for; None takes the tenant's default. Granted only by the tenant's contract."""
     prefix: tuple[int, ...] = ()

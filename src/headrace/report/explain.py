@@ -7,6 +7,9 @@ own and nothing else.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from msgspec import UNSET
+
+from headrace.model.budget import Unit, written_amount
 from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, ScoreTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
@@ -98,7 +101,9 @@ def _recorded(decision: Admit) -> str:
     said = " and ".join(
         f"the {one.gate} gate ({plain(one.reason)})" for one in failed if one.reason
     )
-    return f" Only recorded: {said} would have refused it." if said else ""
+    noted = f" Only recorded: {said} would have refused it." if said else ""
+    over = ", ".join(decision.over_soft)
+    return f"{noted} It goes beyond the soft limit of {over}." if over else noted
 
 
 def _sent(sent: Sent, arrived_at: int | None) -> str:
@@ -181,6 +186,7 @@ def demand_rows(demand: Demand) -> Iterator[Row]:
 _UNITS: dict[Gate, str] = {Gate.BUDGET: "tokens", Gate.MEMORY: "blocks", Gate.DEADLINE: "ms"}
 _COUNTED = {
     Reason.CONCURRENCY: "requests",
+    Reason.SESSIONS: "sessions",
     Reason.REQUEST_RATE: "requests",
     Reason.TENANT_QUEUE_FULL: "requests",
     Reason.FAN_OUT_UNSUPPORTED: "answers",
@@ -202,27 +208,26 @@ def gates(decision: Decision) -> Table:
 
 def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
     said = "passes" if verdict.reason is None else plain(verdict.reason)
-    if verdict.reason is not None and _only_recorded(verdict, decision):
+    decided = None if isinstance(decision, Admit) else decision.reason
+    if verdict.reason is not None and verdict.reason is not decided:
         said += ", recorded"
     numbers = (verdict.measured, verdict.threshold, verdict.margin)
     if not any(numbers):
         return (verdict.gate, said, NONE, NONE, NONE, "")
+    if verdict.limit is not UNSET:
+        kind = Unit(verdict.limit.partition("/")[0])
+        return (
+            verdict.gate,
+            said,
+            *(written_amount(kind, number) for number in numbers),
+            verdict.limit,
+        )
     timed = verdict.gate is Gate.DEADLINE
     shown = [_ms(number) if timed else count(number) for number in numbers]
     unit = _UNITS.get(verdict.gate, "tokens")
     if verdict.reason is not None:
         unit = _COUNTED.get(verdict.reason, unit)
     return (verdict.gate, said, *shown, unit)
-
-
-_ORDER = tuple(Gate)
-
-
-def _only_recorded(verdict: Verdict, decision: Decision) -> bool:
-    """Return whether a gate failed a request that went on to the next one."""
-    if isinstance(decision, Admit) or decision.gate is None:
-        return True
-    return _ORDER.index(verdict.gate) < _ORDER.index(decision.gate)
 
 
 def _forecast(entered: Entered) -> int | None:
@@ -488,5 +493,5 @@ def _less(nanoseconds: int) -> str:
     return _ms(-nanoseconds) if nanoseconds else _ms(0)
 
 
-def _yes(told: bool) -> str:
-    return "yes" if told else "no"
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"

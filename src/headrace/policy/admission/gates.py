@@ -10,8 +10,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import EntryEvidence, ReplicaView
+from headrace.model.evidence import BudgetFacts, EntryEvidence, ReplicaView, WindowFacts
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
@@ -97,7 +98,8 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             verdicts += [memory(evidence), self._deadline(evidence, slack, view)]
         refused = next((v for v in verdicts if self.refuses(v, evidence)), None)
         if refused is None:
-            return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts))
+            over = tuple(one.name for one in evidence.budget.windows if one.warned)
+            return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts), over_soft=over)
         assert refused.reason is not None
         return Reject(
             reason=refused.reason,
@@ -228,7 +230,7 @@ _CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
 
 
 def budget(evidence: EntryEvidence) -> Verdict:
-    """Return whether the tenant's own limits allow it: tokens, concurrency, rate, queue.
+    """Return whether the tenant's own limits allow it: tokens, budgets, concurrency, rate, queue.
 
     What waiting cannot cure comes first, so that nobody is asked to come again in vain.
     """
@@ -236,20 +238,66 @@ def budget(evidence: EntryEvidence) -> Verdict:
     need, limit = facts.tokens_needed, facts.tokens_limit
     if limit is not None and need > limit:
         return _over(Reason.TOKEN_LIMIT, need, limit)
-    if facts.parallel_left is not None and facts.parallel_left < 1:
-        return _over(Reason.CONCURRENCY, 1, facts.parallel_left)
-    if facts.requests_left is not None and facts.requests_left < 1:
-        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
-    if facts.tokens_left is not None and need > facts.tokens_left:
-        return _over(Reason.TOKEN_RATE, need, facts.tokens_left)
+    spent = spent_longest(facts.windows) if facts.windows else None
+    if spent is not None and (spent.per is not Per.MINUTE or _never_fits(spent)):
+        return _spent(spent)
+    if (over := _at_once(facts) or _too_soon(facts)) is not None:
+        return over
+    if spent is not None:
+        return _spent(spent)
     if evidence.own_queued >= evidence.own_queue_bound:
         return _over(Reason.TENANT_QUEUE_FULL, evidence.own_queued + 1, evidence.own_queue_bound)
     left = need if facts.tokens_left is None else facts.tokens_left
     return Verdict(gate=Gate.BUDGET, reason=None, measured=need, threshold=left)
 
 
+def _at_once(facts: BudgetFacts) -> Verdict | None:
+    """Return a refusal if too much of the tenant's runs already."""
+    if facts.parallel_left is not None and facts.parallel_left < facts.branches:
+        return _over(Reason.CONCURRENCY, facts.branches, facts.parallel_left)
+    if facts.sessions_left is not None and facts.sessions_left < 1:
+        return _over(Reason.SESSIONS, 1, facts.sessions_left)
+    return None
+
+
+def _too_soon(facts: BudgetFacts) -> Verdict | None:
+    """Return a refusal if a bucket does not hold what is needed."""
+    if facts.requests_left is not None and facts.requests_left < 1:
+        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
+    if facts.tokens_left is not None and facts.tokens_needed > facts.tokens_left:
+        return _over(Reason.TOKEN_RATE, facts.tokens_needed, facts.tokens_left)
+    return None
+
+
 def _over(reason: Reason, measured: int, threshold: int) -> Verdict:
     return Verdict(gate=Gate.BUDGET, reason=reason, measured=measured, threshold=threshold)
+
+
+def spent_longest(windows: tuple[WindowFacts, ...]) -> WindowFacts | None:
+    """Return the spent budget that lets this request in last: one it never fits, else by its end."""
+    spent = [one for one in windows if one.spent]
+    return max(spent, key=lambda one: (_never_fits(one), one.wait_ns), default=None)
+
+
+def _never_fits(window: WindowFacts) -> bool:
+    return window.hard is not None and window.need > window.hard
+
+
+def _spent(window: WindowFacts) -> Verdict:
+    if window.per is Per.MINUTE and not _never_fits(window):
+        reason = Reason.BUDGET_RATE
+    elif window.unit in (Unit.REQUESTS, Unit.TOKENS):
+        reason = Reason.QUOTA_SPENT
+    else:
+        reason = Reason.BUDGET_SPENT
+    assert window.hard is not None, "what has no hard limit is never spent"
+    return Verdict(
+        gate=Gate.BUDGET,
+        reason=reason,
+        measured=window.need,
+        threshold=window.hard - window.taken,
+        limit=window.name,
+    )
 
 
 def memory(evidence: EntryEvidence) -> Verdict:
@@ -308,7 +356,17 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
         case Reason.TOKEN_RATE | Reason.REQUEST_RATE:  # both buckets must have refilled
             facts = evidence.budget
             return max(facts.tokens_wait_ns, facts.requests_wait_ns)
-        case Reason.CONCURRENCY | Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
+        case Reason.BUDGET_RATE | Reason.QUOTA_SPENT | Reason.BUDGET_SPENT:
+            spent = spent_longest(evidence.budget.windows)
+            return None if spent is None or _never_fits(spent) else spent.wait_ns
+        case Reason.CONCURRENCY if _too_many(evidence.budget):
+            return None
+        case (
+            Reason.CONCURRENCY
+            | Reason.SESSIONS
+            | Reason.TENANT_QUEUE_FULL
+            | Reason.NO_READY_REPLICA
+        ):
             wait = predicted_wait(evidence, Wait.FAIR, nearest(evidence.replicas))
             return DurationNs(max(NS_PER_S, wait))
         case Reason.DEADLINE_QUEUE:
@@ -317,6 +375,11 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return DurationNs(NS_PER_S)
         case _:
             return None
+
+
+def _too_many(facts: BudgetFacts) -> bool:
+    """Return whether more answers are asked for at once than the tenant may ever have."""
+    return facts.parallel_limit is not None and facts.branches > facts.parallel_limit
 
 
 def nearest(views: tuple[ReplicaView, ...]) -> ReplicaView | None:
