@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.gateway.bodies import body, broken
 from headrace.gateway.errors import (
     EDGES,
     REASONS,
     Edge,
     Fault,
-    body,
-    broken,
     edge,
     failed,
     headers,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
 from headrace.model.evidence import WindowFacts
+from headrace.model.features import Feature
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
@@ -55,6 +56,7 @@ CONTRACT_FAULTS = [
     ({"contract": contract(model_known=False)}, Reason.MODEL_UNKNOWN, 0, 0),
     ({"contract": contract(model_allowed=False)}, Reason.MODEL_NOT_ALLOWED, 0, 0),
     ({"contract": contract(class_allowed=False)}, Reason.CLASS_NOT_ALLOWED, 0, 0),
+    ({"contract": contract(lacking=Feature.TOOLS)}, Reason.FEATURE_UNSUPPORTED, 0, 0),
     ({"demand": wanted(input_tokens=0)}, Reason.INPUT_EMPTY, 0, 1),
     ({"max_output": 2_049}, Reason.OUTPUT_TOO_LONG, 2_049, 2_048),
     ({"demand": wanted(input_tokens=8_192)}, Reason.CONTEXT_TOO_LONG, 8_193, 8_192),

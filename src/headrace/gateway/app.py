@@ -315,6 +315,7 @@ class App:
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             stream=asked.stream,
+            features=asked.features,
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"
     INPUT_EMPTY = "input_empty"
+    FEATURE_UNSUPPORTED = "feature_unsupported"
     FAN_OUT_UNSUPPORTED = "fan_out_unsupported"
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - a quota, not a secret
@@ -66,7 +67,7 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     measured: int = 0
     threshold: int = 0
     limit: str | UnsetType = UNSET
-    """Which of a tenant's budgets, such as `tokens/day`."""
+    """Which of a tenant's budgets, such as `tokens/day`, or of what a model may do, such as `tools`."""
 
     @property
     def margin(self) -> int:

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from headrace.model.budget import WindowSpec
 from headrace.model.engine import Usage
+from headrace.model.features import EVERY, Feature
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
 from headrace.model.price import PriceSpec
 from headrace.model.profile import Profile
@@ -41,6 +42,9 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Output tokens one answer may have, and what a caller that names no limit gets at most."""
     fan_out_limit: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parallel answers (n). 1: one reservation is one answer."""
+    features: tuple[Feature, ...] = EVERY
+    """What it does beside text: streaming, tools, json, schema, logprobs, best_of, priority. A request
+    for another of these is refused. All: engines judge for themselves."""
     price: PriceSpec | None = None
     """What its tokens take of a tenant's budgets in money. None: nothing."""
 

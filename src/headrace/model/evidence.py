@@ -5,6 +5,7 @@ from msgspec import Struct
 from headrace.model.budget import Per, Unit
 from headrace.model.decision import Decision, Placement, ScoreTerms
 from headrace.model.demand import Demand
+from headrace.model.features import Feature
 from headrace.model.ids import (
     ClassName,
     DecisionId,
@@ -69,6 +70,8 @@ class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     fan_out_limit: int
     served: bool = True
     """Whether there is a pool of the model for the class: without one, nobody can be let in."""
+    lacking: Feature | None = None
+    """What is asked for and the model does not do; the first of several."""
 
 
 class WindowFacts(Struct, frozen=True, kw_only=True, gc=False):

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.units import DurationNs, Tokens
 
@@ -58,6 +59,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     prefix_tokens: Tokens = Tokens(0)
     """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
     stream: bool = True
+    features: tuple[Feature, ...] = ()
+    """What it takes of the model beside tokens."""
     fan_out: int = 1
     ttft_ns: DurationNs | None = None
     gap_ns: DurationNs | None = None

@@ -15,6 +15,7 @@ from headrace.model.evidence import (
     ReplicaView,
     WaitFacts,
 )
+from headrace.model.features import Feature
 from headrace.model.ids import (
     ClassName,
     ModelName,
@@ -204,7 +205,12 @@ class _Asked:
             context_limit=Tokens(spec.context_limit),
             output_limit=Tokens(spec.output_limit),
             fan_out_limit=spec.fan_out_limit,
+            lacking=self._lacking(),
         )
+
+    def _lacking(self) -> Feature | None:
+        can = self.spec.features
+        return next((one for one in self.request.features if one not in can), None)
 
     def _budget(self, m: Machine, now: InstantNs) -> BudgetFacts:
         tenant, need = self.tenant, self.take.tokens

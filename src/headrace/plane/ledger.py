@@ -429,6 +429,8 @@ def window_facts(
     spec: TenantSpec, quota: Quota, take: Take, now: InstantNs
 ) -> tuple[WindowFacts, ...]:
     """Return a tenant's budgets at this instant, beside what a request would `take`; changes nothing."""
+    if not spec.budgets:
+        return ()
     known = {(one.unit, one.per): one for one in quota.windows}
     found = []
     for budget in spec.budgets:

@@ -214,6 +214,8 @@ def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
     numbers = (verdict.measured, verdict.threshold, verdict.margin)
     if not any(numbers):
         return (verdict.gate, said, NONE, NONE, NONE, "")
+    if verdict.reason is Reason.FEATURE_UNSUPPORTED:
+        return (verdict.gate, said, NONE, NONE, NONE, str(verdict.limit))
     if verdict.limit is not UNSET:
         kind = Unit(verdict.limit.partition("/")[0])
         return (

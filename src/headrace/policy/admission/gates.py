@@ -8,7 +8,7 @@ nothing of queues or replicas but what the evidence says.
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
@@ -204,6 +204,7 @@ def contract(evidence: EntryEvidence) -> Verdict:
     asked = evidence.max_output or 0
     whole = given + max(1, asked)
     measured = threshold = 0
+    limit: str | UnsetType = UNSET
     if not facts.tenant_known:
         reason = Reason.TENANT_UNKNOWN
     elif not facts.model_known:
@@ -212,6 +213,8 @@ def contract(evidence: EntryEvidence) -> Verdict:
         reason = Reason.MODEL_NOT_ALLOWED
     elif not facts.class_allowed:
         reason = Reason.CLASS_NOT_ALLOWED
+    elif facts.lacking is not None:
+        reason, limit = Reason.FEATURE_UNSUPPORTED, facts.lacking.value
     elif given <= 0:
         reason, measured, threshold = Reason.INPUT_EMPTY, given, 1
     elif asked > facts.output_limit:
@@ -223,7 +226,9 @@ def contract(evidence: EntryEvidence) -> Verdict:
         threshold = facts.fan_out_limit
     else:
         return _CONTRACT_KEPT
-    return Verdict(gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold)
+    return Verdict(
+        gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold, limit=limit
+    )
 
 
 _CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
