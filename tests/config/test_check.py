@@ -53,7 +53,7 @@ WRONG = {
         [
             "d:4: model `n` has no pool at `$.deployment.models[1]`",
             (
-                "d:5: model or alias `m` is already at `$.deployment.models[0].name` "
+                "d:5: model, alias or adapter `m` is already at `$.deployment.models[0].name` "
                 "at `$.deployment.models[1].aliases[0]`"
             ),
         ],

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.gateway.errors import FEATURES
-from headrace.model.deployment import ModelSpec
+from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.features import EVERY, Feature
 from headrace.policy.admission.gates import Gates, Mode, Modes
 from headrace.policy.catalog import PlaneConfig
-from tests.gateway.scenes import MODEL, Gateway, ObedientEngine, deployment
+from tests.gateway.scenes import MODEL, Gateway, ObedientEngine, deployment, reach
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
@@ -78,3 +78,51 @@ async def test_it_is_let_in_where_the_contract_gate_only_records_or_nobody_asks_
 
 async def test_every_feature_has_a_field() -> None:
     assert set(FEATURES) == set(Feature) == {feature for feature, *_ in ASKED}
+
+
+# Adapters ------------------------------------------------------------------------------------
+
+
+def with_adapters(*, allowed: tuple[str, ...] = ()) -> PlaneConfig:
+    models = (ModelSpec(name=MODEL, adapters=("sql", "law")), ModelSpec(name="other"))
+    tenants = (TenantSpec(name="free", models=allowed),)
+    return replace(deployment(tenants=tenants), models=models)
+
+
+async def test_an_adapter_is_served_by_its_models_engines_under_its_own_name() -> None:
+    gateway = Gateway(lambda clock: [ObedientEngine(clock)], config=with_adapters())
+    engine = gateway.engines[0]
+    assert isinstance(engine, ObedientEngine)
+    for nth, (model, adapter) in enumerate((("sql", "sql"), (MODEL, None)), 1):
+        caller = gateway.ask(model=model)
+        await reach(gateway.clock, nth * 10)
+        call = engine.calls[-1]
+        assert call.ask.adapter == adapter
+        live = gateway.driver.plane.state.live[call.dispatch.request]
+        assert (live.model, live.demand.adapter) == (MODEL, adapter or "")
+        caller.leave()
+        await caller.done()
+    unknown = await gateway.ask(model="nobody's").done()
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "listed"),
+    [
+        ((), [MODEL, "sql", "law", "other"]),
+        ((MODEL,), [MODEL, "sql", "law"]),
+        (("law",), ["law"]),
+        (("other",), ["other"]),
+    ],
+)
+async def test_a_key_may_use_a_model_with_its_adapters_or_one_of_them_alone(
+    allowed: tuple[str, ...], listed: list[str]
+) -> None:
+    gateway = Gateway(config=with_adapters(allowed=allowed))
+    shown = await gateway.ask(path="/v1/models", method="GET").done()
+    assert [row["id"] for row in shown.json["data"]] == listed
+    for name in (MODEL, "sql", "law"):
+        caller = await gateway.ask(model=name, max_tokens=1).done()
+        assert caller.status == (200 if name in listed else 403), name
+    gateway.finish()

@@ -112,9 +112,10 @@ class App:
         self._revisions = {
             name: spec.revision.encode()
             for spec in models
-            for name in (spec.name, *spec.aliases)
+            for name in spec.names
             if spec.revision.isascii() and spec.revision.isprintable()
         }
+        self._adapters = frozenset(name for spec in models for name in spec.adapters)
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
@@ -193,11 +194,11 @@ class App:
         """List the models that the key may use."""
         tenant = self._tenant(exchange)
         known = self._driver.plane.settings.tenants.get(tenant)
-        allowed = known.models if known is not None else ()
         rows = [
-            {"id": spec.name, "object": "model", "created": self._born, "owned_by": "headrace"}
+            {"id": name, "object": "model", "created": self._born, "owned_by": "headrace"}
             for spec in self._models
-            if not allowed or spec.name in allowed
+            for name in (spec.name, *spec.adapters)
+            if known is None or known.may_ask(spec, name)
         ]
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
@@ -330,6 +331,7 @@ class App:
             replay_input=None if replay_input is None else Tokens(replay_input),
             replay_output=None if replay_output is None else Tokens(replay_output),
             session=wished.session,
+            adapter=asked.model if asked.model in self._adapters else None,
         )
         return request, ask
 

@@ -33,6 +33,9 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     aliases: tuple[Name, ...] = ()
+    adapters: Annotated[tuple[Name, ...], Meta(max_length=1_000)] = ()
+    """Adapters (LoRA) that its engines have loaded, by the names they know them under: callers name one
+    as the model."""
     revision: str = "1"
     """Which weights; part of pool selection, prediction and every answer's headers."""
     quantization: str = ""
@@ -47,6 +50,11 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     for another of these is refused. All: engines judge for themselves."""
     price: PriceSpec | None = None
     """What its tokens take of a tenant's budgets in money. None: nothing."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that callers may call it."""
+        return (self.name, *self.aliases, *self.adapters)
 
     def cost(self, given: int, cached: int, output: int, answers: int = 1) -> MicroUsd:
         """Return what so many answers cost a tenant, prompt included in each."""
@@ -176,7 +184,7 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether its users have equal parts of its own, as `x-headrace-user`, `safety_identifier` or `user`
     tells them apart. False: it is one queue."""
     models: tuple[Name, ...] = ()
-    """Models it may use; empty allows all."""
+    """Models it may use, with their adapters, or single adapters; empty allows all."""
     classes: tuple[Name, ...] = ()
     """Classes it may use, the first being its default; empty allows all that belong to no lane."""
     tpm_limit: Limit | None = None
@@ -190,6 +198,12 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     one session together."""
     budgets: Annotated[tuple[WindowSpec, ...], Meta(max_length=16)] = ()
     """What it may use up in a minute, an hour, a day or a month."""
+
+    def may_ask(self, model: ModelSpec, name: str) -> bool:
+        """Return whether it may use a model, or the adapter of it that `name` is."""
+        if not self.models or model.name in self.models:
+            return True
+        return name in model.adapters and name in self.models
 
     def may_use(self, spec: ClassSpec) -> bool:
         """Return whether it is let into a class: one of a lane must be named (FAIR-4)."""

@@ -200,7 +200,7 @@ class _Asked:
         return ContractFacts(
             tenant_known=True,
             model_known=True,
-            model_allowed=not tenant.models or spec.name in tenant.models,
+            model_allowed=tenant.may_ask(spec, self.request.model),
             class_allowed=tenant.may_use(self.class_spec),
             context_limit=Tokens(spec.context_limit),
             output_limit=Tokens(spec.output_limit),

@@ -48,7 +48,7 @@ class Resolved:
         self.order = config.ordering
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
-            for name in (model.name, *model.aliases):
+            for name in model.names:
                 self.models[name] = model
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)

@@ -191,9 +191,7 @@ class Places:
         """Know a deployment's models by every name they have."""
         self._pools = deployment.pools
         self._first = deployment.models[0].name
-        self._names = {
-            name: spec.name for spec in deployment.models for name in (spec.name, *spec.aliases)
-        }
+        self._names = {name: spec.name for spec in deployment.models for name in spec.names}
         self._found: dict[tuple[str | None, ClassName], Profile] = {}
 
     def profile(self, model: ModelName | None, slo_class: ClassName) -> Profile:
