@@ -213,8 +213,7 @@ class RemoteEngine:
             priority=self.traits.priority if self._priority else None,
             metadata=self.traits.has(Feature.METADATA),
         )
-        model = call.ask.adapter or self.model
-        return edited(call.ask, call.dispatch, model, marks, continuous=continuous)
+        return edited(call.ask, call.dispatch, self.model, marks, continuous=continuous)
 
     # What is found ------------------------------------------------------------------------------
 
