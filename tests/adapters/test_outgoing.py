@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from msgspec.structs import replace
 
 from headrace.adapters.engines.outgoing import edited
 from headrace.model.effect import Dispatch
@@ -93,6 +94,8 @@ def test_the_engine_hears_its_own_name_of_the_model(route: Route) -> None:
         b'{"a":1.50,"model":"org/\\"m\\"","max_tokens":9,"max_output_tokens":9,"z":[ 1e2 ]}'
     )
     assert json.loads(edited(ask(route, b"{}"), dispatch(), "m"))["model"] == "m"
+    adapted = replace(ask(route, b'{"model":"sql"}'), adapter="sql")
+    assert json.loads(edited(adapted, dispatch(), "org/m"))["model"] == "sql"
 
 
 @pytest.mark.parametrize("route", LIMITS)

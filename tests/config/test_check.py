@@ -53,7 +53,7 @@ WRONG = {
         [
             "d:4: model `n` has no pool at `$.deployment.models[1]`",
             (
-                "d:5: model or alias `m` is already at `$.deployment.models[0].name` "
+                "d:5: model, alias or adapter `m` is already at `$.deployment.models[0].name` "
                 "at `$.deployment.models[1].aliases[0]`"
             ),
         ],
@@ -98,6 +98,19 @@ WRONG = {
         [
             "d:10: unknown organisation `acmee`: did you mean `acme`? at `$.deployment.tenants[0].organisation`",
             "d:14: unknown lane `admn`: did you mean `admin`? at `$.deployment.classes[0].lane`",
+        ],
+    ),
+    "budgets that are there twice, limit nothing, or count for nothing": (
+        "- name: t",
+        (
+            "- name: t\n      budgets:\n"
+            "        - {unit: tokens, per: day, hard: 5}\n"
+            "        - {unit: tokens, per: day, soft: 5}\n"
+            "        - {unit: usd, per: month, hard: 5}"
+        ),
+        [
+            "d:12: budget `tokens/day` is already at `$.deployment.tenants[0].budgets[0]` at `$.deployment.tenants[0].budgets[1]`",
+            "d:13: model `m`, which it may use, has no `price`: it would be free at `$.deployment.tenants[0].budgets[2]`",
         ],
     ),
     "a minimum above its maximum": (

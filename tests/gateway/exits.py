@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from headrace.model.budget import Take
 from headrace.model.ids import RequestId
 from headrace.model.slo import Outcome
 from headrace.plane.ledger import Ledger
 from headrace.ports.engine import Route
+from headrace.units import InstantNs
 from tests.gateway.scenes import MODEL, Caller, Gateway
 
 _SAID: dict[Route, dict[str, Any]] = {
@@ -84,9 +86,9 @@ class Settlements:
         self._settled: list[tuple[Ledger, RequestId]] = []
         settle = Ledger.settle
 
-        def spy(ledger: Ledger, request: RequestId, used: int) -> None:
+        def spy(ledger: Ledger, request: RequestId, used: Take, now: InstantNs) -> None:
             self._settled.append((ledger, request))
-            settle(ledger, request, used)
+            settle(ledger, request, used, now)
 
         monkeypatch.setattr(Ledger, "settle", spy)
 

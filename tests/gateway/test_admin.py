@@ -539,3 +539,17 @@ async def test_a_caller_that_leaves_before_its_body_is_read_is_nobodys_fault() -
     assert sent[0]["status"] == 499
     assert not (await gateway.look("/policy")).json["frozen"]
     gateway.finish()
+
+
+async def test_a_single_gate_can_be_set_to_record_alone_and_back() -> None:
+    gateway = Managed()
+    for modes, said in (
+        ({"deadline": "audit"}, "audit"),
+        ({"budget": "audit"}, "audit:budget+deadline"),
+        ({"deadline": None}, "audit:budget"),
+    ):
+        assert (await gateway.order("/policy", {"admission": {"modes": modes}})).status == 200
+        assert gateway.driver.plane.settings.config.admission.summary() == said
+    wrong = await gateway.order("/policy", {"admission": {"modes": {"memory": "observe"}}})
+    assert wrong.status == 400
+    gateway.finish()

@@ -12,6 +12,7 @@ from msgspec.structs import fields
 from headrace.gateway.asked import Asked, InvalidError, chat, messages, read, responses
 from headrace.gateway.asked.completions import Completion
 from headrace.gateway.asked.embeddings import Embedding
+from headrace.model.features import Feature
 from headrace.ports.engine import Route
 
 TALK = [{"role": "user", "content": "hi"}]
@@ -51,8 +52,8 @@ def test_the_least_body_of_each_route(
     asked = ask(route, stream=True, unknown={"x": [1, {"y": None}]})
     assert (asked.route, asked.model, asked.stream) == (route, "m", stream)
     assert (asked.usage_shown, asked.output_cap) == (usage_shown, cap)
-    assert (asked.fan_out, asked.cache_salt, asked.has_tools) == (1, "", False)
-    assert (asked.structured, asked.priority) == (False, None)
+    assert (asked.fan_out, asked.cache_salt) == (1, "")
+    assert asked.features == ((Feature.STREAMING,) if stream else ())
     assert asked.input_tokens == asked.longest > 0
     assert not ask(route).stream
 
@@ -76,11 +77,20 @@ def test_the_least_body_of_each_route(
                 ({"include_usage": True}, False),
             )
         ),
-        (Route.CHAT, {"tools": [{"name": "f"}]}, "has_tools", True),
-        (Route.CHAT, {"tools": [ ]}, "has_tools", False),
-        (Route.CHAT, {"response_format": {"type": "text"}}, "structured", False),
-        (Route.CHAT, {"response_format": {"type": "json_object"}}, "structured", True),
-        (Route.CHAT, {"priority": -4}, "priority", -4),
+        (Route.CHAT, {"tools": [{"name": "f"}]}, "features", (Feature.TOOLS,)),
+        (Route.CHAT, {"tools": [ ]}, "features", ()),
+        (Route.CHAT, {"response_format": {"type": "text"}}, "features", ()),
+        (Route.CHAT, {"response_format": {"type": "json_object"}}, "features", (Feature.JSON,)),
+        (Route.CHAT, {"response_format": {"type": "json_schema"}}, "features", (Feature.SCHEMA,)),
+        (Route.CHAT, {"logprobs": True}, "features", (Feature.LOGPROBS,)),
+        (Route.CHAT, {"logprobs": False, "stream": False}, "features", ()),
+        (Route.CHAT, {"priority": -4}, "features", (Feature.PRIORITY,)),
+        (Route.COMPLETIONS, {"logprobs": 0}, "features", (Feature.LOGPROBS,)),
+        (Route.COMPLETIONS, {"n": 2, "best_of": 2}, "features", ()),
+        (Route.COMPLETIONS, {"best_of": 2}, "features", (Feature.BEST_OF,)),
+        (Route.RESPONSES, {"top_logprobs": 0}, "features", ()),
+        (Route.RESPONSES, {"top_logprobs": 2}, "features", (Feature.LOGPROBS,)),
+        (Route.EMBEDDINGS, {"priority": 0}, "features", (Feature.PRIORITY,)),
         (Route.COMPLETIONS, {"max_tokens": 7}, "output_cap", 7),
         (Route.COMPLETIONS, {"max_tokens": None}, "output_cap", None),
         (Route.COMPLETIONS, {"stream_options": {"include_usage": True}}, "usage_shown", True),
@@ -96,10 +106,10 @@ def test_the_least_body_of_each_route(
         (Route.COMPLETIONS, {"prompt": ""}, "input_tokens", 0),
         (Route.COMPLETIONS, {"suffix": "x" * 99, "echo": True}, "input_tokens", 1),
         (Route.RESPONSES, {"max_output_tokens": 7}, "output_cap", 7),
-        (Route.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "structured", True),
-        (Route.RESPONSES, {"text": {"verbosity": "low"}}, "structured", False),
-        (Route.RESPONSES, {"tools": [{"type": "function"}]}, "has_tools", True),
-        (Route.MESSAGES, {"tools": [{"name": "f"}]}, "has_tools", True),
+        (Route.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "features", (Feature.SCHEMA,)),
+        (Route.RESPONSES, {"text": {"verbosity": "low"}}, "features", ()),
+        (Route.RESPONSES, {"tools": [{"type": "function"}]}, "features", (Feature.TOOLS,)),
+        (Route.MESSAGES, {"tools": [{"name": "f"}]}, "features", (Feature.TOOLS,)),
         (Route.EMBEDDINGS, {"input": ["a", "b"], "dimensions": 5}, "fan_out", 1),
         (Route.EMBEDDINGS, {"input": [[1, 2], [3, 4, 5]]}, "input_tokens", 5),
         (Route.EMBEDDINGS, {"input": [[1, 2], [3, 4, 5]]}, "longest", 3),

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.schema import AdminSpec
 from headrace.gateway.families import FAMILIES
+from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.decision import Reason
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Snapshot, Usage
@@ -284,8 +285,8 @@ async def test_what_an_audited_gate_would_have_refused_is_counted() -> None:
     gateway = Managed(config=config)
     assert (await gateway.ask(max_tokens=1).done()).status == 200
     found = await gateway.scrape()
-    reason = {"reason": Reason.DEADLINE_IMPOSSIBLE.value}
-    assert value(found, "headrace_audited_refusals_total", **reason) == 1
+    why = {"class": "interactive", "gate": "deadline", "reason": Reason.DEADLINE_IMPOSSIBLE.value}
+    assert value(found, "headrace_audited_refusals_total", **why) == 1
     assert value(found, "headrace_policy_info", mode="audit", wait="fair") == 1
     gateway.finish()
 
@@ -480,4 +481,17 @@ async def test_who_waits_long_is_seen_and_shares_once_two_have_waited_for_a_minu
     for caller in callers:
         caller.leave()
     gateway.driver.end_all()
+    gateway.finish()
+
+
+async def test_who_goes_beyond_a_soft_limit_is_counted_by_tenant_and_budget() -> None:
+    soft = WindowSpec(unit=Unit.REQUESTS, per=Per.DAY, soft=1)
+    tenants = (TenantSpec(name="free", budgets=(soft,)), TenantSpec(name="slow", budgets=(soft,)))
+    gateway = Managed(config=deployment(tenants=tenants), spec=replace(SPEC, tenant_series=1))
+    for key in ("free", "free", "free", "slow", "slow"):
+        assert (await gateway.ask(key=KEYS[key], max_tokens=1).done()).status == 200
+    found = await gateway.scrape()
+    name = "headrace_soft_limit_requests_total"
+    assert value(found, name, tenant="free", budget="requests/day") == 2
+    assert value(found, name, tenant="other", budget="requests/day") == 1
     gateway.finish()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headrace.gateway.asked import Asked, read
 from headrace.gateway.asked.prompt import Prompt, Weight
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNKS_MAX, identities
+from headrace.model.features import Feature
 from headrace.ports.engine import Route
 
 
@@ -32,7 +33,7 @@ def test_equal_tools_are_equal_however_they_are_spelled() -> None:
     plain = b'{"model":"m","tools":[{"name":"\xc3\xbc","n":1}],"messages":[{"role":"user"}]}'
     spelled = b'{"model":"m","messages":[{"role":"user"}],"tools":[ {"name": "\\u00fc", "n":1 }]}'
     assert read(Route.CHAT, plain) == read(Route.CHAT, spelled)
-    assert read(Route.CHAT, plain).has_tools
+    assert read(Route.CHAT, plain).features == (Feature.TOOLS,)
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,23 @@ def loads_are_their_flights(state: PlaneState) -> None:
 
 
 def quotas_are_their_holds(state: PlaneState) -> None:
-    reserved: Counter[TenantId] = Counter()
-    parallel: Counter[TenantId] = Counter()
-    for hold_ in state.ledger.holds.values():
-        reserved[hold_.tenant] += hold_.tokens
-        parallel[hold_.tenant] += 1
+    sums: defaultdict[TenantId, Counter[str]] = defaultdict(Counter)
+    sessions: defaultdict[TenantId, Counter[str]] = defaultdict(Counter)
+    for one in state.ledger.holds.values():
+        sums[one.tenant] += Counter(
+            tokens=one.take.tokens,
+            work=one.take.work_ns,
+            usd=one.take.micro_usd,
+            parallel=one.branches,
+        )
+        if one.session is not None:
+            sessions[one.tenant][one.session] += 1
     for tenant, quota in state.ledger.quotas.items():
-        assert (quota.reserved, quota.parallel) == (reserved[tenant], parallel[tenant])
+        total = sums[tenant]
+        assert (quota.reserved, quota.parallel) == (total["tokens"], total["parallel"])
+        assert (quota.reserved_work_ns, quota.reserved_micro_usd) == (total["work"], total["usd"])
+        assert quota.sessions == sessions[tenant]
+        assert all(window.used >= 0 for window in quota.windows)
     for shares in state.ledger.shares.values():
         assert all(value >= 0 for value in shares.counters.values())
 
@@ -218,8 +228,9 @@ def over(plane: Plane) -> None:
     for load in state.ledger.loads.values():
         assert load == Load(front_at=load.front_at)
     for quota in state.ledger.quotas.values():
-        assert not quota.reserved
+        assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel
+        assert not quota.sessions
     for known in state.models.values():
         assert not known.backlog.size
         assert not known.backlog.work_ns

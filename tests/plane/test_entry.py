@@ -12,7 +12,7 @@ from headrace.model.ids import AttemptId, ClassName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.accounts import Accounts, Tally
 from headrace.plane.ledger import Bucket
-from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.ordering.orders import Fifo
 from headrace.units import MICRO, InstantNs, Tokens
 from tests.plane.scenes import H100, MS, Driver, S, config, patient, small, usage
@@ -285,6 +285,32 @@ def test_the_largest_pool_is_the_largest_that_is_ready() -> None:
     made.up("l0", "large")
     made.arrive(tokens=20_000)
     assert made.places() == ["l0"]
+
+
+def test_what_fits_nowhere_gets_a_whole_pool_where_the_memory_gate_only_records() -> None:
+    """Else it would wait for ever for blocks that no replica has."""
+    gates = Gates(mode=GateMode.AUDIT, modes=Modes(memory=Mode.AUDIT))
+    made = Driver(
+        config(pools=(PoolSpec(name="p", model="m", profile=small(4_096)),), admission=gates)
+    )
+    made.arrive(tokens=100, max_output=1)
+    large = made.arrive(tokens=20_000)
+    assert made.entries()[-1].decision.verdicts[2].reason is Reason.KV_TOO_LARGE
+    assert len(made.places()) == 1, "it waits until the pool is empty"
+    assert made.live(large).demand.kv_blocks == made.entries()[-1].evidence.blocks_largest
+    made.serve(1)
+    assert len(made.places()) == 2
+
+
+def test_a_class_without_a_pool_is_refused_though_the_contract_gate_only_records() -> None:
+    gates = Gates(modes=Modes(contract=Mode.AUDIT))
+    pools = (PoolSpec(name="p", model="m", profile=H100, classes=("batch",)),)
+    made = Driver(config(pools=pools, admission=gates))
+    made.arrive(slo_class="interactive")
+    made.arrive(model="nobody's")
+    made.arrive("stranger")
+    reasons = [one.rejection.reason for one in made.refused()]
+    assert reasons == [Reason.CLASS_NOT_ALLOWED, Reason.MODEL_UNKNOWN, Reason.TENANT_UNKNOWN]
 
 
 def test_eight_candidates_a_few_holders_and_a_bound_on_the_rest_are_shown() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.model.budget import Take
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
@@ -17,7 +18,7 @@ from headrace.plane.ledger import Bucket, Flight, Ledger
 from headrace.policy.fairness.costs import GpuTime, Linear, Price, price
 from headrace.policy.fairness.shares import Rules
 from headrace.policy.fairness.vtc import share
-from headrace.units import DurationNs, InstantNs, blocks_for
+from headrace.units import DurationNs, InstantNs, Tokens, blocks_for
 from tests.plane.scenes import COSTS, H100, S, usage
 
 RATES = Price("test", Linear(uncached=1_000_000, cached=100_000, output=3_000_000))
@@ -30,6 +31,10 @@ LIMITED = TenantSpec(name="a", tpm_limit=600, rpm_limit=6)
 
 def at(seconds: float) -> InstantNs:
     return InstantNs(round(seconds * S))
+
+
+def take(tokens: int) -> Take:
+    return Take(tokens=Tokens(tokens))
 
 
 def way(weight: int = 1, tenant: str = TENANT) -> Path:
@@ -82,7 +87,7 @@ def counter(books: Ledger, tenant: str = TENANT, model: ModelName = MODEL) -> in
 def test_a_bucket_refills_exactly_however_often_one_looks() -> None:
     often, once = Ledger(), Ledger()
     for books in (often, once):
-        books.hold(RequestId(1), LIMITED, 600, at(0))
+        books.hold(RequestId(1), LIMITED, take(600), at(0))
     for nanosecond in range(1, 1_000):
         often.quota(LIMITED, InstantNs(nanosecond * 7_919))
     seen = [books.quota(LIMITED, InstantNs(S)).tokens for books in (often, once)]
@@ -111,12 +116,12 @@ def test_after_the_wait_it_says_a_bucket_holds_what_is_needed_and_not_before(
 
 def test_what_was_reserved_and_not_used_goes_back() -> None:
     books = Ledger()
-    books.hold(RequestId(1), LIMITED, 500, at(0))
+    books.hold(RequestId(1), LIMITED, take(500), at(0))
     quota = books.quota(LIMITED, at(0))
     assert (quota.reserved, quota.parallel) == (500, 1)
     assert quota.tokens == Bucket(limit=600, level=100)
     assert quota.requests == Bucket(limit=6, level=5)
-    books.settle(RequestId(1), 120)
+    books.settle(RequestId(1), take(120), NOW)
     assert (quota.reserved, quota.parallel) == (0, 0)
     assert quota.tokens == Bucket(limit=600, level=480)
     assert quota.requests == Bucket(limit=6, level=5), "the request was made"
@@ -124,8 +129,8 @@ def test_what_was_reserved_and_not_used_goes_back() -> None:
 
 def test_an_answer_beyond_its_reserve_leaves_a_debt() -> None:
     books = Ledger()
-    books.hold(RequestId(1), LIMITED, 600, at(0))
-    books.settle(RequestId(1), 1_800)
+    books.hold(RequestId(1), LIMITED, take(600), at(0))
+    books.settle(RequestId(1), take(1_800), NOW)
     quota = books.quota(LIMITED, at(60))
     assert quota.tokens == Bucket(limit=600, level=-600)
     assert quota.tokens.wait_ns(1) == 60 * S + S // 10
@@ -133,27 +138,27 @@ def test_an_answer_beyond_its_reserve_leaves_a_debt() -> None:
 
 def test_a_refund_never_fills_a_bucket_beyond_its_limit() -> None:
     books = Ledger()
-    books.hold(RequestId(1), LIMITED, 600, at(0))
+    books.hold(RequestId(1), LIMITED, take(600), at(0))
     books.quota(LIMITED, at(60))
-    books.settle(RequestId(1), 0)
+    books.settle(RequestId(1), take(0), NOW)
     assert books.quota(LIMITED, at(60)).tokens == Bucket(limit=600, level=600)
 
 
 def test_a_hold_ends_once() -> None:
     books = Ledger()
-    books.hold(RequestId(1), LIMITED, 1, at(0))
+    books.hold(RequestId(1), LIMITED, take(1), at(0))
     with pytest.raises(AssertionError, match="holds quota already"):
-        books.hold(RequestId(1), LIMITED, 1, at(0))
-    books.settle(RequestId(1), 0)
+        books.hold(RequestId(1), LIMITED, take(1), at(0))
+    books.settle(RequestId(1), take(0), NOW)
     with pytest.raises(KeyError):
-        books.settle(RequestId(1), 0)
+        books.settle(RequestId(1), take(0), NOW)
 
 
 def test_a_tenant_without_limits_has_no_buckets_that_could_overflow() -> None:
     books, free = Ledger(), TenantSpec(name="a")
     for request in range(1_000):
-        books.hold(RequestId(request), free, 10**13, at(0))
-        books.settle(RequestId(request), 10**13)
+        books.hold(RequestId(request), free, take(10**13), at(0))
+        books.settle(RequestId(request), take(10**13), NOW)
     quota = books.quotas[TENANT]
     assert (quota.tokens, quota.requests) == (None, None)
     msgspec.msgpack.encode(books)
@@ -161,17 +166,17 @@ def test_a_tenant_without_limits_has_no_buckets_that_could_overflow() -> None:
 
 def test_the_largest_limit_stays_inside_sixty_four_bits() -> None:
     books, rich = Ledger(), TenantSpec(name="a", tpm_limit=10**15, rpm_limit=10**15)
-    books.hold(RequestId(1), rich, 10**7, at(0))
+    books.hold(RequestId(1), rich, take(10**7), at(0))
     books.quota(rich, at(0.000000123))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(books), type=Ledger) == books
 
 
 def test_a_limit_that_is_new_starts_with_a_full_bucket() -> None:
     books = Ledger()
-    books.hold(RequestId(1), TenantSpec(name="a"), 5_000, at(0))
+    books.hold(RequestId(1), TenantSpec(name="a"), take(5_000), at(0))
     assert books.quota(LIMITED, at(0)).tokens == Bucket(limit=600, level=600)
     assert books.quota(TenantSpec(name="a"), at(1)).tokens is None
-    books.settle(RequestId(1), 0)
+    books.settle(RequestId(1), take(0), NOW)
 
 
 # Attempts ------------------------------------------------------------------------------------
@@ -381,7 +386,7 @@ class Books(RuleBasedStateMachine):
     def hold(self, tokens: int, passed: int) -> None:
         self.now += passed
         self.ids += 1
-        self.ledger.hold(RequestId(self.ids), LIMITED, tokens, InstantNs(self.now))
+        self.ledger.hold(RequestId(self.ids), LIMITED, take(tokens), InstantNs(self.now))
         self.holds[self.ids] = tokens
 
     @precondition(lambda self: self.holds)
@@ -389,7 +394,7 @@ class Books(RuleBasedStateMachine):
     def settle(self, nth: int, used: int) -> None:
         request = sorted(self.holds)[nth % len(self.holds)]
         del self.holds[request]
-        self.ledger.settle(RequestId(request), used)
+        self.ledger.settle(RequestId(request), take(used), InstantNs(self.now))
 
     @rule(
         tokens=st.integers(1, 900),

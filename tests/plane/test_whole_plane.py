@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Fail, Refuse
 from headrace.model.engine import Snapshot
@@ -41,12 +42,13 @@ from headrace.model.ids import (
     RequestId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
+from headrace.model.price import PriceSpec
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder, Verified, verify
 from headrace.plane.state import Phase
-from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.policy.fairness.costs import KvCost, WorkCost
 from headrace.policy.fairness.vtc import Vtc
@@ -66,14 +68,27 @@ POOLS = (
     PoolSpec(name="own", model="m", profile=small(24_576), classes=("batch", "late")),
     PoolSpec(name="other", model="n", profile=small(16_384)),
 )
+PRICE = PriceSpec(input=2.0, output=8.0)
 TENANTS = (
-    TenantSpec(name="a"),
+    TenantSpec(
+        name="a",
+        max_parallel_sessions=2,
+        budgets=(
+            WindowSpec(unit=Unit.TOKENS, per=Per.MINUTE, hard=90_000.0, soft=2_000.0),
+            WindowSpec(unit=Unit.WORK, per=Per.HOUR, hard=100.0),
+            WindowSpec(unit=Unit.USD, per=Per.DAY, hard=1.0, soft=0.5),
+            WindowSpec(unit=Unit.REQUESTS, per=Per.MONTH, hard=60.0),
+        ),
+    ),
     TenantSpec(name="b", weight=3, tpm_limit=20_000, rpm_limit=90),
     TenantSpec(name="c", max_parallel_requests=3, classes=("batch", "interactive")),
     TenantSpec(name="d", models=("n",)),
 )
 BASE = PlaneConfig(
-    models=(ModelSpec(name="m", aliases=("old",), context_limit=40_000), ModelSpec(name="n")),
+    models=(
+        ModelSpec(name="m", aliases=("old",), context_limit=40_000, price=PRICE),
+        ModelSpec(name="n"),
+    ),
     pools=POOLS,
     tenants=TENANTS,
     classes=CLASSES,
@@ -89,6 +104,7 @@ def _without(**changes: Any) -> PlaneConfig:
 CONFIGS = (
     BASE,
     _without(admission=Gates()),
+    _without(admission=Gates(modes=Modes(budget=Mode.AUDIT, memory=Mode.AUDIT))),
     _without(ordering=Fifo()),
     _without(ordering=TenantFirst(lend_after_ms=500.0)),
     _without(tenants=TENANTS[:2], classes=CLASSES[:3]),
@@ -231,6 +247,7 @@ class WholePlane(RuleBasedStateMachine):
                 "gap_ns": st.sampled_from((None, 1, 8 * MS)),
                 "ttl_ns": st.sampled_from((None, 1, 10**18)),
                 "user": st.sampled_from(trees.USERS),
+                "session": st.sampled_from((None, "s", "t", "u")),
             }
         )
     )

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, PoolSpec
-from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.catalog import PlaneConfig, Reports, Window, canonical, decode, passing
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from tests.plane.scenes import Driver, config, small
@@ -47,7 +47,8 @@ def test_reports_are_stale_after_their_limit() -> None:
 
 
 def test_what_passes_everything_keeps_whom_it_is_about() -> None:
-    given = config(admission=Gates(margin_ms=7.0), window=Window(prefill_ms=90.0))
+    modes = Modes(deadline=Mode.ENFORCE, contract=Mode.AUDIT)
+    given = config(admission=Gates(margin_ms=7.0, modes=modes), window=Window(prefill_ms=90.0))
     passed = passing(given)
     assert passed.admission == Gates(mode=GateMode.OBSERVE, margin_ms=7.0)
     assert passed.ordering == Fifo()

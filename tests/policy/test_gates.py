@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
+from headrace.model.evidence import WindowFacts
+from headrace.model.features import Feature
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
+    Mode,
+    Modes,
     Wait,
     gap_bound_broken,
     nearest,
@@ -51,6 +56,7 @@ CONTRACT_FAULTS = [
     ({"contract": contract(model_known=False)}, Reason.MODEL_UNKNOWN, 0, 0),
     ({"contract": contract(model_allowed=False)}, Reason.MODEL_NOT_ALLOWED, 0, 0),
     ({"contract": contract(class_allowed=False)}, Reason.CLASS_NOT_ALLOWED, 0, 0),
+    ({"contract": contract(lacking=Feature.TOOLS)}, Reason.FEATURE_UNSUPPORTED, 0, 0),
     ({"demand": wanted(input_tokens=0)}, Reason.INPUT_EMPTY, 0, 1),
     ({"max_output": 2_049}, Reason.OUTPUT_TOO_LONG, 2_049, 2_048),
     ({"demand": wanted(input_tokens=8_192)}, Reason.CONTEXT_TOO_LONG, 8_193, 8_192),
@@ -87,7 +93,7 @@ def test_what_just_fits_the_contract_passes(changes: dict[str, Any]) -> None:
     assert isinstance(GATES.decide(entry(**changes)), Admit)
 
 
-BUDGET_FAULTS = [
+BUDGET_FAULTS: list[tuple[Any, Reason, int, int, int | None]] = [
     (
         budget(tokens_needed=1_480, tokens_left=99, tokens_limit=1_000, parallel_left=0),
         Reason.TOKEN_LIMIT, 1_480, 1_000, None,
@@ -106,6 +112,50 @@ BUDGET_FAULTS = [
         Reason.TOKEN_RATE, 1_480, -50, 9 * S,
     ),
 ]  # fmt: skip
+
+
+def spent(
+    unit: Unit, per: Per, need: int, taken: int, hard: int | None, **more: Any
+) -> WindowFacts:
+    given: dict[str, Any] = {"soft": None, "wait_ns": 90 * S} | more
+    return WindowFacts(unit=unit, per=per, need=need, taken=taken, hard=hard, **given)
+
+
+def within(*windows: WindowFacts, **more: Any) -> Any:
+    return budget(windows=windows, **more)
+
+
+HOUR_TOKENS = spent(Unit.TOKENS, Per.HOUR, 1_480, 9_000, 10_000)
+MINUTE_TOKENS = spent(Unit.TOKENS, Per.MINUTE, 1_480, 9_000, 10_000, wait_ns=9 * S)
+BUDGET_FAULTS += [
+    (within(HOUR_TOKENS, parallel_left=0), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
+    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, S),
+    (within(MINUTE_TOKENS), Reason.BUDGET_RATE, 1_480, 1_000, 9 * S),
+    (within(MINUTE_TOKENS, HOUR_TOKENS), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
+    (
+        within(HOUR_TOKENS, spent(Unit.USD, Per.DAY, 11, 0, 10, wait_ns=1)),
+        Reason.BUDGET_SPENT, 11, 10, None,
+    ),
+    (within(spent(Unit.WORK, Per.MINUTE, 11, 0, 10)), Reason.BUDGET_SPENT, 11, 10, None),
+    (within(spent(Unit.WORK, Per.HOUR, 3, 8, 10)), Reason.BUDGET_SPENT, 3, 2, 90 * S),
+    (budget(sessions_left=0), Reason.SESSIONS, 1, 0, S),
+    (
+        budget(branches=3, parallel_left=2, parallel_limit=9),
+        Reason.CONCURRENCY, 3, 2, S,
+    ),
+    (
+        budget(branches=3, parallel_left=2, parallel_limit=2),
+        Reason.CONCURRENCY, 3, 2, None,
+    ),
+]  # fmt: skip
+
+
+def test_a_soft_limit_is_noted_and_refuses_nobody() -> None:
+    over = spent(Unit.TOKENS, Per.DAY, 2, 9, None, soft=10)
+    just = spent(Unit.USD, Per.DAY, 2, 8, 10, soft=10)
+    decision = GATES.decide(entry(budget=within(over, just)))
+    assert isinstance(decision, Admit)
+    assert decision.over_soft == ("tokens/day",)
 
 
 @pytest.mark.parametrize(("facts", "reason", "measured", "threshold", "again"), BUDGET_FAULTS)
@@ -326,6 +376,95 @@ def test_observing_refuses_only_what_breaks_a_contract_or_finds_nobody() -> None
     assert rejected(nobody, observe).reason is Reason.NO_READY_REPLICA
     strange = {"contract": contract(model_known=False), "ready": 0, "replicas": ()}
     assert rejected(strange, observe).reason is Reason.MODEL_UNKNOWN
+
+
+FAILED: dict[Gate, dict[str, Any]] = {
+    Gate.CONTRACT: {"contract": contract(model_allowed=False)},
+    Gate.BUDGET: {"budget": budget(parallel_left=0)},
+    Gate.MEMORY: {"blocks_largest": 1},
+    Gate.DEADLINE: {"ttft_ns": 1},
+}
+"""What fails one gate each, though an engine could serve it."""
+REASONS = {
+    Gate.CONTRACT: Reason.MODEL_NOT_ALLOWED,
+    Gate.BUDGET: Reason.CONCURRENCY,
+    Gate.MEMORY: Reason.KV_TOO_LARGE,
+    Gate.DEADLINE: Reason.DEADLINE_IMPOSSIBLE,
+}
+NOBODY: dict[Gate, tuple[dict[str, Any], Reason]] = {
+    Gate.CONTRACT: ({"contract": contract(tenant_known=False)}, Reason.TENANT_UNKNOWN),
+    Gate.DEADLINE: ({"ready": 0, "replicas": ()}, Reason.NO_READY_REPLICA),
+}
+"""What fails a gate because nobody could serve it."""
+
+
+def only(gate: Gate, mode: Mode, common: GateMode = GateMode.ENFORCE) -> Gates:
+    return Gates(mode=common, modes=Modes(**{gate: mode}))
+
+
+@pytest.mark.parametrize("common", GateMode)
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("gate", Gate)
+def test_a_gate_in_audit_mode_records_alone_and_in_enforce_mode_refuses(
+    gate: Gate, mode: Mode, common: GateMode
+) -> None:
+    gates = only(gate, mode, common)
+    passed = gates.decide(entry())
+    assert isinstance(passed, Admit)
+    assert [one.reason for one in passed.verdicts] == [None] * len(Gate)
+    failed = gates.decide(entry(**FAILED[gate]))
+    verdict = next(one for one in failed.verdicts if one.gate is gate)
+    assert verdict.reason is REASONS[gate], "recorded in any mode"
+    assert isinstance(failed, Admit) is (mode is Mode.AUDIT)
+    if isinstance(failed, Reject):
+        assert (failed.gate, failed.reason) == (gate, REASONS[gate])
+    else:
+        assert [one.gate for one in failed.verdicts] == list(Gate), "the others were asked too"
+
+
+@pytest.mark.parametrize("gate", Gate)
+def test_the_gates_beside_one_in_audit_mode_refuse_as_ever(gate: Gate) -> None:
+    for other, changes in FAILED.items():
+        if other is gate:
+            continue
+        decision = rejected(FAILED[gate] | changes, only(gate, Mode.AUDIT))
+        assert (decision.gate, decision.reason) == (other, REASONS[other])
+
+
+@pytest.mark.parametrize("gate", NOBODY)
+def test_what_nobody_can_serve_is_refused_though_its_gate_only_records(gate: Gate) -> None:
+    changes, reason = NOBODY[gate]
+    assert rejected(changes, only(gate, Mode.AUDIT)).reason is reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contract": contract(class_allowed=False, served=False)},
+        {"contract": contract(model_known=False)},
+        {"fan_out": 0},
+        {"demand": wanted(input_tokens=0)},
+    ],
+)
+def test_a_contract_that_cannot_be_kept_is_refused_by_its_own_gate(changes: dict[str, Any]) -> None:
+    nowhere = {"ready": 0, "replicas": ()}
+    assert rejected(changes | nowhere, only(Gate.CONTRACT, Mode.AUDIT)).gate is Gate.CONTRACT
+
+
+@pytest.mark.parametrize(
+    ("gates", "said"),
+    [
+        (Gates(), "enforce"),
+        (Gates(mode=GateMode.AUDIT), "audit"),
+        (Gates(mode=GateMode.OBSERVE), "observe"),
+        (Gates(modes=Modes(deadline=Mode.AUDIT)), "audit"),
+        (Gates(mode=GateMode.AUDIT, modes=Modes(deadline=Mode.ENFORCE)), "enforce"),
+        (Gates(modes=Modes(budget=Mode.AUDIT)), "audit:budget"),
+        (Gates(mode=GateMode.AUDIT, modes=Modes(contract=Mode.AUDIT)), "audit:contract+deadline"),
+    ],
+)
+def test_modes_are_told_in_a_word_where_there_is_one(gates: Gates, said: str) -> None:
+    assert gates.summary() == said
 
 
 # The wait ------------------------------------------------------------------------------------

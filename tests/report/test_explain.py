@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.decision import Reason
-from headrace.model.deployment import PoolSpec, TenantSpec
+from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.ids import DecisionId, RequestId
+from headrace.model.price import PriceSpec
 from headrace.plane.journal import Gap, Recorder, frame_bytes
+from headrace.policy.admission.gates import Gates, Mode, Modes
 from headrace.policy.ordering.orders import (
     EarliestDeadline,
     Fifo,
@@ -161,6 +164,37 @@ def test_strangers_and_what_ends_early_are_told() -> None:
     lost = made.arrive("a", 100)
     made.down("r0", 1)
     assert "It ended with error at r0: replica lost." in sentences(made.story(lost))
+
+
+def test_what_a_gate_only_recorded_is_told_beside_what_was_decided() -> None:
+    modes = Modes(budget=Mode.AUDIT, deadline=Mode.AUDIT)
+    limited = TenantSpec(name="a", tpm_limit=2_000)
+    made = Recorded(config(tenants=(limited,), admission=Gates(modes=modes)))
+    told = explained(made.story(made.arrive("a", 1_900, ttft_ns=1)))
+    assert (
+        "Only recorded: the budget gate (token limit) and the deadline gate (deadline impossible) "
+        "would have refused it."
+    ) in told
+    assert "token limit, recorded" in told
+    refused = explained(made.story(made.arrive("a", 200_000)))
+    assert "refused by the contract gate" in refused
+    assert "recorded" not in refused
+
+
+def test_budgets_are_told_in_their_own_unit() -> None:
+    budgets = (
+        WindowSpec(unit=Unit.USD, per=Per.DAY, hard=0.0125, soft=0.001),
+        WindowSpec(unit=Unit.REQUESTS, per=Per.HOUR, soft=9),
+    )
+    models = (ModelSpec(name="m", price=PriceSpec(input=5.0, output=5.0)),)
+    limited = TenantSpec(name="a", budgets=budgets)
+    made = Recorded(config(models=models, tenants=(limited,)))
+    told = explained(made.story(made.arrive("a", 1_000, max_output=1_000)))
+    assert "It goes beyond the soft limit of usd/day." in told
+    told = explained(made.story(made.arrive("a", 1_000, max_output=1_000)))
+    assert "refused by the budget gate: budget spent; repeating can help after" in told
+    assert "0.01" in told
+    assert "usd/day" in told
 
 
 def test_figures_are_a_table_of_rows() -> None:

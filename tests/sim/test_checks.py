@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headrace.model.budget import Take
 from headrace.model.deployment import TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Refuse
 from headrace.model.event import Ended, Event, FirstToken, ReplicaUp
@@ -295,9 +296,9 @@ def test_an_engine_that_loses_a_block() -> None:
 def test_quota_that_is_never_given_back(monkeypatch: Patch) -> None:
     settle = Ledger.settle
 
-    def leaky(self: Ledger, request: RequestId, used: int) -> None:
+    def leaky(self: Ledger, request: RequestId, used: Take, now: InstantNs) -> None:
         hold = self.holds[request]
-        settle(self, request, max(used, hold.tokens))
+        settle(self, request, max(used, hold.take, key=lambda one: one.tokens), now)
 
     monkeypatch.setattr(Ledger, "settle", leaky)
     caught("INV-4")
@@ -306,9 +307,9 @@ def test_quota_that_is_never_given_back(monkeypatch: Patch) -> None:
 def test_quota_that_is_given_back_twice(monkeypatch: Patch) -> None:
     settle = Ledger.settle
 
-    def twice(self: Ledger, request: RequestId, used: int) -> None:
+    def twice(self: Ledger, request: RequestId, used: Take, now: InstantNs) -> None:
         hold = self.holds[request]
-        settle(self, request, used)
+        settle(self, request, used, now)
         self.quotas[hold.tenant].parallel -= 1
 
     monkeypatch.setattr(Ledger, "settle", twice)
@@ -331,8 +332,8 @@ def test_a_refusal_by_contract_that_looks_at_no_bucket_is_no_leak(strange: dict[
 def test_a_request_rate_that_counts_twice(monkeypatch: Patch) -> None:
     hold = Ledger.hold
 
-    def twice(self: Ledger, request: RequestId, spec: TenantSpec, *given: Any) -> None:
-        hold(self, request, spec, *given)
+    def twice(self: Ledger, request: RequestId, spec: TenantSpec, *given: Any, **more: Any) -> None:
+        hold(self, request, spec, *given, **more)
         bucket = self.quotas[self.holds[request].tenant].requests
         if bucket is not None:
             bucket.level -= 1
@@ -344,9 +345,9 @@ def test_a_request_rate_that_counts_twice(monkeypatch: Patch) -> None:
 def test_a_hold_that_outlives_its_request(monkeypatch: Patch) -> None:
     settle = Ledger.settle
 
-    def kept(self: Ledger, request: RequestId, used: int) -> None:
+    def kept(self: Ledger, request: RequestId, used: Take, now: InstantNs) -> None:
         hold = self.holds[request]
-        settle(self, request, used)
+        settle(self, request, used, now)
         self.holds[request] = hold
 
     monkeypatch.setattr(Ledger, "settle", kept)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
+from headrace.model.budget import Unit
 from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, PoolSpec, TenantSpec
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
@@ -60,7 +61,10 @@ def _unique(settings: Settings) -> Iterator[Problem]:
         models.extend(
             (f"{at}.models[{i}].aliases[{j}]", name) for j, name in enumerate(model.aliases)
         )
-    yield from _twice("model or alias", models)
+        models.extend(
+            (f"{at}.models[{i}].adapters[{j}]", name) for j, name in enumerate(model.adapters)
+        )
+    yield from _twice("model, alias or adapter", models)
     for word, path, names in (
         ("pool", f"{at}.pools", [one.name for one in plane.pools]),
         ("class", f"{at}.classes", [one.name for one in plane.classes]),
@@ -105,6 +109,7 @@ def _unknown(path: str, word: str, name: str | None, known: Collection[str]) -> 
 def _references(settings: Settings) -> Iterator[Problem]:
     plane = settings.deployment
     models = {one.name: None for one in plane.models}
+    adapters = {name: None for one in plane.models for name in one.adapters}
     classes = {one.name: None for one in plane.classes}
     for i, pool in enumerate(plane.pools):
         at = f"$.deployment.pools[{i}]"
@@ -120,7 +125,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
         whose = tenant.organisation
         yield from _unknown(f"{at}.organisation", "organisation", whose, organisations)
         for j, name in enumerate(tenant.models):
-            yield from _unknown(f"{at}.models[{j}]", "model", name, models)
+            yield from _unknown(f"{at}.models[{j}]", "model", name, models | adapters)
         for j, name in enumerate(tenant.classes):
             yield from _unknown(f"{at}.classes[{j}]", "class", name, classes)
     pools = {one.name: None for one in plane.pools}
@@ -267,6 +272,27 @@ def _parts(settings: Settings) -> Iterator[Problem]:
                 path=minimums[-1][0],
                 message=f"minimums {where} add up to {total / MICRO:g}, of 1 that there is",
             )
+
+
+def _budgets(settings: Settings) -> Iterator[Problem]:
+    """Refuse budgets that are there twice, and budgets in money that some tokens would not count for."""
+    plane = settings.deployment
+    every = tuple(one.name for one in plane.models)
+    unpriced = {
+        name for one in plane.models if one.price is None for name in (one.name, *one.adapters)
+    }
+    for i, tenant in enumerate(plane.tenants):
+        at = f"$.deployment.tenants[{i}].budgets"
+        yield from _twice(
+            "budget", [(f"{at}[{j}]", one.name) for j, one in enumerate(tenant.budgets)]
+        )
+        for j, one in enumerate(tenant.budgets):
+            if one.unit is not Unit.USD:
+                continue
+            free = next((name for name in tenant.models or every if name in unpriced), None)
+            if free is not None:
+                message = f"model `{free}`, which it may use, has no `price`: it would be free"
+                yield Problem(path=f"{at}[{j}]", message=message)
 
 
 _Minimums = list[tuple[str, float]]
@@ -461,6 +487,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _supply,
     _pools,
     _parts,
+    _budgets,
     _lanes,
     _proportion,
     _exposure,

@@ -31,7 +31,7 @@ from headrace.gateway.http import (
     TooSlowError,
     read_body,
 )
-from headrace.gateway.limits import balances
+from headrace.gateway.limits import balances, budgets
 from headrace.gateway.litellm import Keys
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
@@ -42,6 +42,7 @@ from headrace.gateway.steward import (
     Reread,
     Steward,
 )
+from headrace.model.budget import written_amount
 from headrace.model.ids import TenantId
 from headrace.policy.catalog import POLICY
 from headrace.units import to_seconds
@@ -183,16 +184,24 @@ class Admin:
             quota = quotas.get(name)
             left = {
                 word: {
-                    "limit": bucket.limit,
-                    "remaining": bucket.level,
-                    "full_in_s": to_seconds(bucket.wait_ns(bucket.limit)),
+                    "limit": balance.limit,
+                    "remaining": balance.remaining,
+                    "full_in_s": to_seconds(balance.reset_ns),
                 }
-                for word, bucket in balances(self._driver.plane, name).items()
+                for word, balance in balances(self._driver.plane, name).items()
             }
             rows.append(
                 {
                     **msgspec.to_builtins(spec),
                     "balances": left,
+                    "spent": [
+                        {
+                            "budget": one.name,
+                            "taken": written_amount(one.unit, one.taken),
+                            "ends_in_s": to_seconds(one.wait_ns),
+                        }
+                        for one in budgets(self._driver.plane, name)
+                    ],
                     "parallel": 0 if quota is None else quota.parallel,
                     "reserved_tokens": 0 if quota is None else quota.reserved,
                 }

@@ -112,9 +112,10 @@ class App:
         self._revisions = {
             name: spec.revision.encode()
             for spec in models
-            for name in (spec.name, *spec.aliases)
+            for name in spec.names
             if spec.revision.isascii() and spec.revision.isprintable()
         }
+        self._adapters = frozenset(name for spec in models for name in spec.adapters)
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
@@ -193,11 +194,11 @@ class App:
         """List the models that the key may use."""
         tenant = self._tenant(exchange)
         known = self._driver.plane.settings.tenants.get(tenant)
-        allowed = known.models if known is not None else ()
         rows = [
-            {"id": spec.name, "object": "model", "created": self._born, "owned_by": "headrace"}
+            {"id": name, "object": "model", "created": self._born, "owned_by": "headrace"}
             for spec in self._models
-            if not allowed or spec.name in allowed
+            for name in (spec.name, *spec.adapters)
+            if known is None or known.may_ask(spec, name)
         ]
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
@@ -310,10 +311,12 @@ class App:
             text=text,
             max_output=asked.output_cap,
             user=self._user(tenant, exchange.header(_USER), asked.user),
+            session=self._session(tenant, wished.session),
             slo_class=self._objective(exchange, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             stream=asked.stream,
+            features=asked.features,
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
@@ -328,6 +331,7 @@ class App:
             replay_input=None if replay_input is None else Tokens(replay_input),
             replay_output=None if replay_output is None else Tokens(replay_output),
             session=wished.session,
+            adapter=asked.model if asked.model in self._adapters else None,
         )
         return request, ask
 
@@ -337,7 +341,17 @@ class App:
         user = header or told.encode()
         if spec is None or not spec.by_user or not user:
             return None
-        content = tenant.encode() + b"\0" + user
+        return self._own_name(tenant, user)
+
+    def _session(self, tenant: TenantId, told: bytes | None) -> str | None:
+        """Return a name of our own for a session, if its tenant's are limited."""
+        spec = self._driver.plane.settings.tenants.get(tenant)
+        if spec is None or spec.max_parallel_sessions is None or told is None:
+            return None
+        return self._own_name(tenant, told)
+
+    def _own_name(self, tenant: TenantId, told: bytes) -> str:
+        content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
     def _objective(self, exchange: Exchange, tenant: TenantId) -> ClassName | None:

@@ -20,7 +20,8 @@ from typing import Any
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.gateway.errors import EDGES, Edge, body, edge, headers
+from headrace.gateway.bodies import body
+from headrace.gateway.errors import EDGES, Edge, edge, headers
 from headrace.gateway.http import HEAD_BYTES_MAX, Receive, Scope, Send
 from headrace.gateway.plain import HTTP_1_0, is_plain, without_offer
 from headrace.gateway.wire import WIRE, Line

@@ -7,13 +7,12 @@ gateway names a status. Numbers are shown only where they are the caller's own l
 from collections.abc import Callable
 from enum import StrEnum
 
-import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from headrace.model.decision import Gate, Reason, Reject
+from headrace.model.features import Feature
 from headrace.model.ids import DecisionId
-from headrace.ports.engine import Route
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, ceil_div
 
 Headers = list[tuple[bytes, bytes]]
@@ -85,6 +84,9 @@ REASONS: dict[Reason, Face] = {
     Reason.INPUT_EMPTY: Face(
         400, _INVALID, "invalid_value", "The prompt is empty.", param="messages"
     ),
+    Reason.FEATURE_UNSUPPORTED: Face(
+        400, _INVALID, "unsupported_parameter", "The model does not do that."
+    ),
     Reason.FAN_OUT_UNSUPPORTED: Face(
         400,
         _INVALID,
@@ -100,6 +102,18 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.TOKEN_LIMIT: Face(
         429, _QUOTA, "insufficient_quota", "The request is larger than the whole token quota."
+    ),
+    Reason.BUDGET_RATE: Face(
+        429, _LIMIT, "rate_limit_exceeded", "The budget of this minute is spent.", retryable=True
+    ),
+    Reason.QUOTA_SPENT: Face(
+        429, _QUOTA, "insufficient_quota", "The quota is used up.", retryable=True
+    ),
+    Reason.BUDGET_SPENT: Face(
+        429, _QUOTA, "budget_exceeded", "The budget is spent.", retryable=True
+    ),
+    Reason.SESSIONS: Face(
+        429, _LIMIT, "concurrency_limit_exceeded", "Limit of sessions at once.", retryable=True
     ),
     Reason.CONCURRENCY: Face(
         429,
@@ -206,6 +220,17 @@ OWN_BOUND = Face(
 )
 """`DEADLINE_IMPOSSIBLE`, where the bound is a tighter one of the caller's own."""
 
+FEATURES: dict[Feature, str] = {
+    Feature.STREAMING: "stream",
+    Feature.TOOLS: "tools",
+    Feature.JSON: "response_format",
+    Feature.SCHEMA: "response_format",
+    Feature.LOGPROBS: "logprobs",
+    Feature.BEST_OF: "best_of",
+    Feature.PRIORITY: "priority",
+}
+"""By which field chat and completions ask for it."""
+
 EDGES: dict[Edge, Face] = {
     Edge.NO_SUCH_PATH: Face(404, _INVALID, "not_found", "Nothing is served under this path."),
     Edge.METHOD: Face(405, _INVALID, "method_not_allowed", "The path does not take this method."),
@@ -281,59 +306,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     """Instead of the face's, where the very field is known."""
 
 
-class _Error(Struct, frozen=True, kw_only=True):
-    message: str
-    type: str
-    param: str | None
-    code: str
-    headrace: Detail
-
-
-class _Body(Struct, frozen=True):
-    error: _Error
-
-
-class _Typed(Struct, frozen=True, tag_field="type", tag="error"):
-    """Anthropic's body and event."""
-
-    error: _Error
-
-
-class _Event(Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """The event of responses: its own fields, and the object that makes SDKs raise."""
-
-    code: str
-    message: str
-    param: str | None
-    error: _Error
-
-
-_ANTHROPIC = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    431: "invalid_request_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-"""Anthropic's types by status; any other is an `api_error`."""
-
-_FIELDS: dict[Route, dict[str, str]] = {
-    Route.COMPLETIONS: {"messages": "prompt"},
-    Route.RESPONSES: {"messages": "input", "max_tokens": "max_output_tokens"},
-    Route.EMBEDDINGS: {"messages": "input"},
-}
-"""What a face calls by chat's names, where it is called otherwise."""
-
-DONE = b"data: [DONE]\n\n"
-"""The last event of every stream of chat and completions."""
-
-_ENCODE = msgspec.json.Encoder().encode
+_HEEDED_NS = 60 * NS_PER_S
+"""The longest wait that SDKs go by."""
 
 
 def refused(
@@ -359,7 +333,11 @@ def refused(
         policy_revision=revision,
         **numbers,
     )
-    return Fault(face=face, detail=detail, retry_after_ns=wait)
+    limit = next((one.limit for one in rejection.verdicts if one.reason is rejection.reason), UNSET)
+    message = None if limit is UNSET else f"{face.message[:-1]}: {limit}."
+    if rejection.reason is Reason.FEATURE_UNSUPPORTED and limit is not UNSET:
+        face = replace(face, param=FEATURES[Feature(limit)])
+    return Fault(face=face, detail=detail, retry_after_ns=wait, message=message)
 
 
 def _own_numbers(rejection: Reject) -> dict[str, int]:
@@ -427,44 +405,11 @@ def _least_wait(face: Face) -> DurationNs | None:
     return DurationNs(NS_PER_S) if face.retryable else None
 
 
-def body(fault: Fault, route: Route | None = None) -> bytes:
-    """Return the error body as a route's callers know it; OpenAI's where there is no route."""
-    error = _error(fault, route)
-    return _ENCODE(_Typed(error) if route is Route.MESSAGES else _Body(error))
-
-
-def broken(fault: Fault, route: Route) -> bytes:
-    """Return the events that end a stream with an error: never a clean end alone."""
-    error = _error(fault, route)
-    match route:
-        case Route.MESSAGES:
-            return b"event: error\ndata: " + _ENCODE(_Typed(error)) + b"\n\n"
-        case Route.RESPONSES:
-            event = _Event(code=error.code, message=error.message, param=error.param, error=error)
-            return b"event: error\ndata: " + _ENCODE(event) + b"\n\n"
-        case Route.CHAT | Route.COMPLETIONS | Route.EMBEDDINGS:
-            return b"data: " + _ENCODE(_Body(error)) + b"\n\n" + DONE
-
-
-def _error(fault: Fault, route: Route | None) -> _Error:
-    face = fault.face
-    param = fault.param
-    if param is None and face.param is not None:
-        param = _FIELDS.get(route, {}).get(face.param, face.param) if route else face.param
-    named = _ANTHROPIC.get(face.status, "api_error")
-    return _Error(
-        message=fault.message or face.message,
-        type=named if route is Route.MESSAGES else face.type,
-        param=param,
-        code=face.code,
-        headrace=fault.detail,
-    )
-
-
 def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     """Return what tells SDKs and routers whether and when to repeat.
 
     `below(n)` draws from 0 to n-1: waits are spread upwards by up to a quarter, never shortened.
+    SDKs take no wait above a minute for one, and would be back within a second: they are told not to.
     """
     found: Headers = []
     if fault.face.dropped is not None:
@@ -478,4 +423,6 @@ def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     wait += below(wait // 4 + 1)
     found.append((b"retry-after", b"%d" % ceil_div(wait, NS_PER_S)))
     found.append((b"retry-after-ms", b"%d" % ceil_div(wait, NS_PER_MS)))
+    if wait > _HEEDED_NS:
+        found.append((b"x-should-retry", b"false"))
     return found

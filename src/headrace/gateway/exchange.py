@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Callable
 from itertools import count
 
-from headrace.gateway.errors import Edge, Fault, Headers, body, broken, headers
+from headrace.gateway.bodies import body, broken
+from headrace.gateway.errors import Edge, Fault, Headers, headers
 from headrace.gateway.http import (
     Receive,
     Scope,

@@ -90,7 +90,14 @@ FAMILIES: dict[str, Family] = {
         "0 once the shadow has failed, else 1; absent without a shadow.",
     ),
     "audited_refusals": Family(
-        _C, "Requests let in that a gate in audit mode would have refused.", ("reason",)
+        _C,
+        "Requests let in that a gate in audit mode would have refused.",
+        ("class", "gate", "reason"),
+    ),
+    "soft_limit_requests": Family(
+        _C,
+        "Requests let in beyond a budget's soft limit, by budget such as `tokens/day`.",
+        ("tenant", "budget"),
     ),
     "edge_refused_requests": Family(
         _C,

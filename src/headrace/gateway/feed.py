@@ -13,10 +13,10 @@ from operator import add
 from msgspec import Struct
 
 from headrace.gateway.labels import OTHER
-from headrace.model.decision import Admit
+from headrace.model.decision import Admit, Gate, Reason
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
-from headrace.model.ids import ReplicaName, RequestId
+from headrace.model.ids import ReplicaName, RequestId, TenantId
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.price import PriceSpec
 from headrace.policy.catalog import PlaneConfig
@@ -160,8 +160,10 @@ class Feed:
         self._other = self._made()
         self._allowed: dict[RequestId, int] = {}
         self.decisions: Counter[str] = Counter()
-        self.audited: Counter[str] = Counter()
-        """Requests let in that a gate in audit mode would have refused, by reason."""
+        self.audited: Counter[tuple[str, Gate, Reason]] = Counter()
+        """Requests let in that a gate in audit mode would have refused, by class, gate and reason."""
+        self.over_soft: Counter[tuple[TenantId, str]] = Counter()
+        """Requests let in beyond a soft limit, by tenant and budget."""
         self._prices = prices or {}
         self.spend: Counter[tuple[str, str]] = Counter()
         """Micro-dollars paid to hosted engines, by tenant and model."""
@@ -194,9 +196,12 @@ class Feed:
         slot.admitted += 1
         if bound is not None:
             self._allowed[record.request_id] = bound - decision.slack_ns
+        for budget in decision.over_soft:
+            self.over_soft[record.tenant, budget] += 1
+        named = record.tenant_class if record.tenant_class in self.classes else OTHER
         for verdict in decision.verdicts:
             if verdict.reason is not None:
-                self.audited[verdict.reason] += 1
+                self.audited[named, verdict.gate, verdict.reason] += 1
 
     def concluded(self, row: Concluded) -> None:
         """Count how an admitted request went."""

@@ -1,44 +1,92 @@
 """What is left of a tenant's own limits, told in the headers that SDKs read.
 
-Read off the ledger's buckets right after a decision, so that they show this very reservation; there
-is no second count that could differ.
+Read off the ledger's buckets and windows right after a decision, so that they show this very
+reservation; there is no second count that could differ.
 """
+
+from collections.abc import Iterator
+
+from msgspec import Struct
 
 from headrace.gateway.durations import written
 from headrace.gateway.errors import Headers
+from headrace.model.budget import NOTHING, Unit, written_amount
+from headrace.model.evidence import WindowFacts
 from headrace.model.ids import TenantId
 from headrace.plane.core import Plane
-from headrace.plane.ledger import Bucket
+from headrace.plane.ledger import Bucket, Quota, window_facts
+from headrace.units import DurationNs
 
 
-def balances(plane: Plane, tenant: TenantId) -> dict[str, Bucket]:
-    """Return a tenant's buckets (`requests`, `tokens`) as they stand now; no limit, no bucket."""
+class Balance(Struct, frozen=True, kw_only=True):
+    """What is left of one limit."""
+
+    limit: int
+    remaining: int
+    """Below zero where an answer outgrew its reserve."""
+    reset_ns: DurationNs
+    """Until nothing of it is used: a bucket is full again, or a window over."""
+
+
+def balances(plane: Plane, tenant: TenantId) -> dict[str, Balance]:
+    """Return what is left of `requests` and `tokens`, by whichever limit leaves least."""
+    found: dict[str, Balance] = {}
+    for name, one in (*_buckets(plane, tenant), *_windows(plane, tenant)):
+        known = found.get(name)
+        if known is None or one.remaining < known.remaining:
+            found[name] = one
+    return found
+
+
+def budgets(plane: Plane, tenant: TenantId) -> tuple[WindowFacts, ...]:
+    """Return a tenant's budgets as they stand now."""
+    spec = plane.settings.tenants.get(tenant)
+    if spec is None or not spec.budgets:
+        return ()
+    now = plane.state.now
+    quota = plane.state.ledger.quotas.get(tenant) or Quota(at=now)
+    return window_facts(spec, quota, NOTHING, now)
+
+
+def _buckets(plane: Plane, tenant: TenantId) -> Iterator[tuple[str, Balance]]:
     spec = plane.settings.tenants.get(tenant)
     if spec is None:
-        return {}
+        return
     quota = plane.state.ledger.quotas.get(tenant)
     passed = 0 if quota is None else plane.state.now - quota.at
-    found: dict[str, Bucket] = {}
     for name, limit in (("requests", spec.rpm_limit), ("tokens", spec.tpm_limit)):
         if limit is None:
             continue
         kept = None if quota is None else (quota.requests if name == "requests" else quota.tokens)
         now = Bucket(limit, limit) if kept is None else Bucket(kept.limit, kept.level, kept.rest)
         now.refill(limit, passed)
-        found[name] = now
-    return found
+        yield name, Balance(limit=now.limit, remaining=now.level, reset_ns=now.wait_ns(now.limit))
+
+
+def _windows(plane: Plane, tenant: TenantId) -> Iterator[tuple[str, Balance]]:
+    for one in budgets(plane, tenant):
+        if one.hard is not None and one.unit in (Unit.REQUESTS, Unit.TOKENS):
+            left = one.hard - one.taken
+            yield one.unit, Balance(limit=one.hard, remaining=left, reset_ns=one.wait_ns)
 
 
 def rate_headers(plane: Plane, tenant: TenantId) -> Headers:
-    """Return `x-ratelimit-*`: limit, what remains, and when the bucket is full again."""
-    told: Headers = []
-    for name, bucket in balances(plane, tenant).items():
+    """Return `x-ratelimit-*`, and a warning of every budget beyond its soft limit."""
+    found: Headers = []
+    for name, balance in balances(plane, tenant).items():
         values = {
-            "limit": str(bucket.limit),
-            "remaining": str(max(0, bucket.level)),
-            "reset": written(bucket.wait_ns(bucket.limit)),
+            "limit": str(balance.limit),
+            "remaining": str(max(0, balance.remaining)),
+            "reset": written(balance.reset_ns),
         }
-        told += [
+        found += [
             (f"x-ratelimit-{word}-{name}".encode(), text.encode()) for word, text in values.items()
         ]
-    return told
+    over = [
+        f"{one.name} {written_amount(one.unit, one.taken)} of {written_amount(one.unit, one.soft)}"
+        for one in budgets(plane, tenant)
+        if one.soft is not None and one.taken > one.soft
+    ]
+    if over:
+        found.append((b"x-headrace-budget-warning", ", ".join(over).encode()))
+    return found

@@ -5,6 +5,7 @@ known has no sample. All that is kept here are a minute of shares and what count
 corrected have shown. `take` reads on the event loop and is quick; adding up and writing out can be left to another thread.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
@@ -150,6 +151,7 @@ class Metrics:
         plane = self._driver.plane
         queues, live = waiting(plane), in_flight(plane)
         self._fed(sheet)
+        self._warned(sheet, labels)
         self._queues(sheet, labels, queues, now)
         self._tenants(sheet, labels)
         self._fair(sheet, labels, queues, live, now)
@@ -182,17 +184,26 @@ class Metrics:
                     sheet.put_distribution(family, found, name)
         for family, counts in (
             ("decisions", feed.decisions),
-            ("audited_refusals", feed.audited),
             ("edge_refused_requests", self._sources.refusals()),
             ("ignored_headers", self._sources.ignored()),
             ("ignored_events", self._driver.plane.state.ignored),
         ):
             for label, count in counts.items():
                 sheet.put(family, count, label)
+        for who, count in feed.audited.items():
+            sheet.put("audited_refusals", count, *who)
         for which, count in self._sources.token_counts().items():
             sheet.put("token_counts", count, *which)
-        for who, paid in feed.spend.items():
-            sheet.put("spend_usd", paid / MICRO, *who)
+        for paying, paid in feed.spend.items():
+            sheet.put("spend_usd", paid / MICRO, *paying)
+
+    def _warned(self, sheet: Sheet, labels: Labels) -> None:
+        """Show who went beyond soft limits; what has no label of its own is added up."""
+        warned: Counter[tuple[str, str]] = Counter()
+        for (tenant, budget), count in self._feed.over_soft.items():
+            warned[labels.tenant(tenant), budget] += count
+        for (label, budget), count in warned.items():
+            sheet.put("soft_limit_requests", count, label, budget)
 
     def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
         """Show who waits by model and class."""
@@ -291,7 +302,14 @@ class Metrics:
         gates = config.admission
         ordering = str(config.ordering.__struct_config__.tag)
         cost = revision(config.fairness.cost)
-        called = (str(driver.revision), gates.mode, gates.wait, ordering, cost, FORMULA_REVISION)
+        called = (
+            str(driver.revision),
+            gates.summary(),
+            gates.wait,
+            ordering,
+            cost,
+            FORMULA_REVISION,
+        )
         sheet.put("policy_info", 1, *called)
         sheet.put("build_info", 1, __version__)
         sheet.put("admin_denied", sources.denied())

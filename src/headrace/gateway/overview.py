@@ -165,7 +165,7 @@ class Overview:
             version=__version__,
             uptime_s=to_seconds(now - self._born),
             revision=driver.revision,
-            mode=driver.plane.settings.config.admission.mode,
+            mode=driver.plane.settings.config.admission.summary(),
             ready=health.ready(driver).status == health.OK,
             draining=driver.draining,
             frozen=frozen,

@@ -20,7 +20,7 @@ from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver
 from headrace.gateway.grants import Grant, Grants, minus, plus
-from headrace.policy.admission.gates import GateMode
+from headrace.policy.admission.gates import GateMode, Mode
 from headrace.policy.catalog import POLICY, PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
@@ -42,12 +42,22 @@ FIXED = (
 """What a running process cannot change: what it opened, started, or counts in."""
 
 
+class ModesChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What single gates are to do; null goes by the common word again."""
+
+    contract: Mode | UnsetType | None = UNSET
+    budget: Mode | UnsetType | None = UNSET
+    memory: Mode | UnsetType | None = UNSET
+    deadline: Mode | UnsetType | None = UNSET
+
+
 class AdmissionChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the gates that may change at once; bounds are those of the configuration."""
 
     margin_ms: float | UnsetType = UNSET
     wait_margin: float | UnsetType = UNSET
     mode: GateMode | UnsetType = UNSET
+    modes: ModesChange | UnsetType = UNSET
 
 
 class WindowChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -317,12 +327,21 @@ def _changed(config: PlaneConfig, asked: PolicyChange) -> PlaneConfig:
 def _merged(part: Any, asked: Struct | UnsetType, name: str) -> Any:
     if asked is UNSET:
         return part
-    values = {**msgspec.to_builtins(part), **msgspec.to_builtins(asked)}
+    values = _over(msgspec.to_builtins(part), msgspec.to_builtins(asked))
     try:
         return msgspec.convert(values, type(part))
     except msgspec.ValidationError as error:
         message = str(error).replace("`$.", f"`$.{name}.")
         raise ChangeRefusedError(400, "invalid_value", message) from None
+
+
+def _over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return the old values with the new ones in their place, part by part."""
+    merged = {**old, **new}
+    for name, value in new.items():
+        if isinstance(value, dict):
+            merged[name] = _over(old[name], value)
+    return merged
 
 
 def _is_fixed(path: str) -> bool:

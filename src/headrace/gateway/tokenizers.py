@@ -32,7 +32,7 @@ def counting(settings: Settings, engines: Engines, clock: Clock) -> Counting | N
             case FileTokenizerSpec():
                 counter = _of_file(one, spec.at_once, f"$.token_counts.models[{nth}]")
         model = next(found for found in settings.deployment.models if found.name == one.model)
-        for name in (model.name, *model.aliases):
+        for name in model.names:
             counters[name] = ModelName(model.name), counter
     return Counting(spec, counters)
 

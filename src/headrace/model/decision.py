@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from headrace.model.ids import Incarnation, ReplicaName
 from headrace.units import DurationNs
@@ -27,11 +27,19 @@ class Reason(StrEnum):
     CONTEXT_TOO_LONG = "context_too_long"
     OUTPUT_TOO_LONG = "output_too_long"
     INPUT_EMPTY = "input_empty"
+    FEATURE_UNSUPPORTED = "feature_unsupported"
     FAN_OUT_UNSUPPORTED = "fan_out_unsupported"
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - a quota, not a secret
     TOKEN_LIMIT = "token_limit"  # noqa: S105 - larger than the whole quota: waiting never helps
+    BUDGET_RATE = "budget_rate"
+    """A budget of this minute."""
+    QUOTA_SPENT = "quota_spent"
+    """A longer budget, in requests or tokens."""
+    BUDGET_SPENT = "budget_spent"
+    """A longer budget, in work or money."""
     CONCURRENCY = "concurrency"
+    SESSIONS = "sessions"
     TENANT_QUEUE_FULL = "tenant_queue_full"
     NO_READY_REPLICA = "no_ready_replica"
     KV_TOO_LARGE = "kv_too_large"
@@ -48,13 +56,18 @@ class Reason(StrEnum):
 
 
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):
-    """One gate's answer with its numbers, in the gate's own unit (ns, tokens, blocks)."""
+    """One gate's answer with its numbers, in the gate's own unit (ns, tokens, blocks).
+
+    Those of a budget are in its own: requests, tokens, ns of work, millionths of a dollar.
+    """
 
     gate: Gate
     reason: Reason | None
     """None: the gate lets the request pass."""
     measured: int = 0
     threshold: int = 0
+    limit: str | UnsetType = UNSET
+    """Which of a tenant's budgets, such as `tokens/day`, or of what a model may do, such as `tools`."""
 
     @property
     def margin(self) -> int:
@@ -62,7 +75,7 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
         return self.threshold - self.measured
 
 
-class Admit(Struct, frozen=True, kw_only=True, tag="admit"):
+class Admit(Struct, frozen=True, kw_only=True, tag="admit", omit_defaults=True):
     """Take it as asked."""
 
     slack_ns: int
@@ -70,6 +83,13 @@ class Admit(Struct, frozen=True, kw_only=True, tag="admit"):
     wait_ns: DurationNs
     """The wait the fair queue is predicted to give."""
     verdicts: tuple[Verdict, ...]
+    over_soft: tuple[str, ...] = ()
+    """Budgets whose soft limit it goes beyond, such as `tokens/day`."""
+
+    @property
+    def charged(self) -> bool:
+        """Whether it takes of its tenant's limits: not if they would have refused it."""
+        return all(one.reason is None for one in self.verdicts if one.gate is Gate.BUDGET)
 
 
 class Reject(Struct, frozen=True, kw_only=True, tag="reject"):

@@ -8,10 +8,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from headrace.model.budget import WindowSpec
+from headrace.model.engine import Usage
+from headrace.model.features import EVERY, Feature
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
+from headrace.model.price import PriceSpec
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds
-from headrace.units import REQUEST_TOKENS_MAX, DurationNs, ms
+from headrace.units import REQUEST_TOKENS_MAX, DurationNs, MicroUsd, Tokens, ms
 
 END = r"$(?!\n)"
 """Ends the pattern of a setting: `$` alone would let a line break follow, and a schema knows no `\\Z`."""
@@ -29,6 +33,9 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Name
     aliases: tuple[Name, ...] = ()
+    adapters: Annotated[tuple[Name, ...], Meta(max_length=1_000)] = ()
+    """Adapters (LoRA) that its engines have loaded, by the names they know them under: callers name one
+    as the model."""
     revision: str = "1"
     """Which weights; part of pool selection, prediction and every answer's headers."""
     quantization: str = ""
@@ -38,6 +45,25 @@ class ModelSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Output tokens one answer may have, and what a caller that names no limit gets at most."""
     fan_out_limit: Annotated[int, Meta(ge=1, le=64)] = 1
     """Parallel answers (n). 1: one reservation is one answer."""
+    features: tuple[Feature, ...] = EVERY
+    """What it does beside text: streaming, tools, json, schema, logprobs, best_of, priority. A request
+    for another of these is refused. All: engines judge for themselves."""
+    price: PriceSpec | None = None
+    """What its tokens take of a tenant's budgets in money. None: nothing."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that callers may call it."""
+        return (self.name, *self.aliases, *self.adapters)
+
+    def cost(self, given: int, cached: int, output: int, answers: int = 1) -> MicroUsd:
+        """Return what so many answers cost a tenant, prompt included in each."""
+        if self.price is None:
+            return MicroUsd(0)
+        usage = Usage(
+            input_tokens=Tokens(given), cached_tokens=Tokens(cached), output_tokens=Tokens(output)
+        )
+        return MicroUsd(self.price.micro_usd(usage) * answers)
 
 
 class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +184,7 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether its users have equal parts of its own, as `x-headrace-user`, `safety_identifier` or `user`
     tells them apart. False: it is one queue."""
     models: tuple[Name, ...] = ()
-    """Models it may use; empty allows all."""
+    """Models it may use, with their adapters, or single adapters; empty allows all."""
     classes: tuple[Name, ...] = ()
     """Classes it may use, the first being its default; empty allows all that belong to no lane."""
     tpm_limit: Limit | None = None
@@ -166,7 +192,18 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rpm_limit: Limit | None = None
     """Requests per minute."""
     max_parallel_requests: Limit | None = None
-    """Requests queued or running at once."""
+    """Requests queued or running at once; one that asks for several answers counts as so many."""
+    max_parallel_sessions: Limit | None = None
+    """Sessions (`x-session-id`) with requests queued or running at once; requests without one are of
+    one session together."""
+    budgets: Annotated[tuple[WindowSpec, ...], Meta(max_length=16)] = ()
+    """What it may use up in a minute, an hour, a day or a month."""
+
+    def may_ask(self, model: ModelSpec, name: str) -> bool:
+        """Return whether it may use a model, or the adapter of it that `name` is."""
+        if not self.models or model.name in self.models:
+            return True
+        return name in model.adapters and name in self.models
 
     def may_use(self, spec: ClassSpec) -> bool:
         """Return whether it is let into a class: one of a lane must be named (FAIR-4)."""

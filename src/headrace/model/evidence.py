@@ -2,8 +2,10 @@
 
 from msgspec import Struct
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Decision, Placement, ScoreTerms
 from headrace.model.demand import Demand
+from headrace.model.features import Feature
 from headrace.model.ids import (
     ClassName,
     DecisionId,
@@ -56,7 +58,7 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """The fleet's dispatch count when it was last chosen: spreads ties evenly."""
 
 
-class ContractFacts(Struct, frozen=True, kw_only=True, gc=False):
+class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What the contract gate compares (ADM-1)."""
 
     tenant_known: bool
@@ -66,9 +68,43 @@ class ContractFacts(Struct, frozen=True, kw_only=True, gc=False):
     context_limit: Tokens
     output_limit: Tokens
     fan_out_limit: int
+    served: bool = True
+    """Whether there is a pool of the model for the class: without one, nobody can be let in."""
+    lacking: Feature | None = None
+    """What is asked for and the model does not do; the first of several."""
 
 
-class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):
+class WindowFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """One of a tenant's budgets before this request, in the books' whole units."""
+
+    unit: Unit
+    per: Per
+    need: int
+    """What this request is expected to take."""
+    taken: int
+    """Used in this window, and held by live requests."""
+    hard: int | None
+    soft: int | None
+    wait_ns: DurationNs
+    """Until the next window begins."""
+
+    @property
+    def name(self) -> str:
+        """As errors, metrics and logs call it: `tokens/day`."""
+        return f"{self.unit}/{self.per}"
+
+    @property
+    def spent(self) -> bool:
+        """Whether this request would go beyond the hard limit."""
+        return self.hard is not None and self.taken + self.need > self.hard
+
+    @property
+    def warned(self) -> bool:
+        """Whether this request would go beyond the soft limit."""
+        return self.soft is not None and self.taken + self.need > self.soft
+
+
+class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The tenant's balances before this request; None: no such limit."""
 
     tokens_needed: Tokens
@@ -80,6 +116,12 @@ class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False):
     requests_left: int | None
     requests_wait_ns: DurationNs
     parallel_left: int | None
+    parallel_limit: int | None = None
+    branches: int = 1
+    """Answers asked for at once: as many in parallel."""
+    sessions_left: int | None = None
+    """None as well where its session has live requests already."""
+    windows: tuple[WindowFacts, ...] = ()
 
 
 class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):

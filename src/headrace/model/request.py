@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
 from headrace.units import DurationNs, Tokens
 
@@ -49,6 +50,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """The caller's own cap; None if not told."""
     user: str | None = None
     """Whom of its tenant's users it is for: a keyed hash, nobody's name. None: not told, or not asked."""
+    session: str | None = None
+    """Which session it belongs to: a keyed hash. None: not told, or its tenant's are not limited."""
     slo_class: ClassName | None = None
     """Asked for; None takes the tenant's default. Granted only by the tenant's contract."""
     prefix: tuple[int, ...] = ()
@@ -56,6 +59,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     prefix_tokens: Tokens = Tokens(0)
     """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
     stream: bool = True
+    features: tuple[Feature, ...] = ()
+    """What it takes of the model beside tokens."""
     fan_out: int = 1
     ttft_ns: DurationNs | None = None
     gap_ns: DurationNs | None = None

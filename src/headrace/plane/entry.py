@@ -1,6 +1,9 @@
 """What happens when a request arrives: gather evidence, decide, book, queue."""
 
-from headrace.model.decision import Reason, Reject
+from msgspec.structs import replace
+
+from headrace.model.budget import Take
+from headrace.model.decision import Admit, Reason, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
@@ -12,9 +15,9 @@ from headrace.model.evidence import (
     ReplicaView,
     WaitFacts,
 )
+from headrace.model.features import Feature
 from headrace.model.ids import (
     ClassName,
-    DecisionId,
     ModelName,
     RequestId,
 )
@@ -23,6 +26,7 @@ from headrace.model.request import Request
 from headrace.model.slo import Bounds, Outcome
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.fleet import Candidate, PoolFacts, view
+from headrace.plane.ledger import Quota, window_facts
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange, unlimited
@@ -89,7 +93,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         m.state.accounts.conclude(tally, row)
         return None
     tally.admitted += 1
-    live = _admitted(m, asked, evidence, entry, record.decision_id, now)
+    live = _admitted(m, asked, record, entry, now)
     if at_once(m, asked.known, live, now):
         return None
     _enqueue(m, asked, live, now)
@@ -117,6 +121,10 @@ class _Asked:
         groups = prediction.groups_of(request.tenant, slo_class, self.model, request.input_tokens)
         forecast = prediction.predict(m.state.outputs, groups)
         self.demand = demand(request, spec, facts.spec, forecast)
+        self.branches = max(1, request.fan_out)
+        self.take = self._take()
+        limited_sessions = tenant.max_parallel_sessions is not None
+        self.session = (request.session or NO_SESSION) if limited_sessions else None
         self.bounds = settings.bounds[slo_class]
         if request.ttft_ns is not None or request.gap_ns is not None:
             self.bounds = self.class_spec.bounds(request.ttft_ns, request.gap_ns)
@@ -192,17 +200,21 @@ class _Asked:
         return ContractFacts(
             tenant_known=True,
             model_known=True,
-            model_allowed=not tenant.models or spec.name in tenant.models,
+            model_allowed=tenant.may_ask(spec, self.request.model),
             class_allowed=tenant.may_use(self.class_spec),
             context_limit=Tokens(spec.context_limit),
             output_limit=Tokens(spec.output_limit),
             fan_out_limit=spec.fan_out_limit,
+            lacking=self._lacking(),
         )
 
+    def _lacking(self) -> Feature | None:
+        can = self.spec.features
+        return next((one for one in self.request.features if one not in can), None)
+
     def _budget(self, m: Machine, now: InstantNs) -> BudgetFacts:
-        tenant, need = self.tenant, self.reserved_tokens()
-        limits = (tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests)
-        if limits == (None, None, None):
+        tenant, need = self.tenant, self.take.tokens
+        if not limited(tenant):
             return unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
         tokens, requests, most = quota.tokens, quota.requests, tenant.max_parallel_requests
@@ -214,14 +226,40 @@ class _Asked:
             requests_left=None if requests is None else requests.level,
             requests_wait_ns=_NOTHING if requests is None else requests.wait_ns(1),
             parallel_left=None if most is None else most - quota.parallel,
+            parallel_limit=most,
+            branches=self.branches,
+            sessions_left=self._sessions_left(quota),
+            windows=window_facts(tenant, quota, self.take, now),
         )
 
-    def reserved_tokens(self) -> Tokens:
-        """Return what quota is reserved: input plus the output the caller allows, else p90."""
-        request, output = self.request, self.demand.output_p90
+    def _sessions_left(self, quota: Quota) -> int | None:
+        """Return how many sessions more may have requests; None: no limit, or it is one of those."""
+        most = self.tenant.max_parallel_sessions
+        if most is None or self.session in quota.sessions:
+            return None
+        return most - len(quota.sessions)
+
+    def fitted(self, largest: Blocks) -> Demand:
+        """Return the demand, no larger than a pool: what no pool holds gets all of the largest.
+
+        Only a memory gate that refuses nobody lets such a request in.
+        """
+        if self.demand.kv_blocks <= largest:
+            return self.demand
+        return replace(self.demand, kv_blocks=largest)
+
+    def _take(self) -> Take:
+        """Return what is reserved: input plus the output the caller allows, else p90; p90 of work."""
+        request, spec, output = self.request, self.spec, self.demand.output_p90
         if request.max_output is not None:
-            output = output_limit(request, self.spec, self.facts.spec)
-        return Tokens((request.input_tokens + output) * max(1, request.fan_out))
+            output = output_limit(request, spec, self.facts.spec)
+        work = self.demand.work_p90_ns
+        tokens = (request.input_tokens + output) * self.branches
+        return Take(
+            tokens=Tokens(tokens),
+            work_ns=work,
+            micro_usd=spec.cost(request.input_tokens, 0, output, self.branches),
+        )
 
     def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
         """Return the work ahead of the queue that it would join."""
@@ -264,6 +302,17 @@ class _Asked:
 
 
 _NOTHING = DurationNs(0)
+NO_SESSION = ""
+"""The session of all requests that tell none."""
+
+
+def limited(tenant: TenantSpec) -> bool:
+    """Return whether a tenant has any limit of its own but its queue."""
+    numbers = (tenant.tpm_limit, tenant.rpm_limit, tenant.max_parallel_requests)
+    return bool(tenant.budgets) or (*numbers, tenant.max_parallel_sessions) != _NO_LIMITS
+
+
+_NO_LIMITS = (None, None, None, None)
 
 
 def _first_token_bound(bounds: Bounds, wanted: Demand, facts: PoolFacts) -> DurationNs | None:
@@ -312,23 +361,32 @@ def _survey(
 def _admitted(
     m: Machine,
     asked: _Asked,
-    evidence: EntryEvidence,
+    record: EntryRecord,
     entry: Entry,
-    decision: DecisionId,
     now: InstantNs,
 ) -> Live:
     """Reserve quota for a request that was let in, and keep its books from here on."""
+    decided = record.decision
+    assert isinstance(decided, Admit), "it was let in"
     request, bounds, known = asked.request, asked.bounds, asked.known
-    m.state.ledger.hold(request.id, asked.tenant, evidence.budget.tokens_needed, now)
+    m.state.ledger.hold(
+        request.id,
+        asked.tenant,
+        asked.take,
+        now,
+        branches=asked.branches,
+        session=asked.session,
+        charged=decided.charged,
+    )
     order, deadline = m.settings.order, asked.deadline(now)
     live = m.state.live[request.id] = Live(
         request=request,
         model=asked.model,
         slo_class=asked.slo_class,
-        demand=asked.demand,
+        demand=asked.fitted(record.evidence.blocks_largest),
         bounds=bounds,
         entry=entry,
-        decision=decision,
+        decision=record.decision_id,
         revision=m.state.revision,
         deadline=deadline,
         latest_start=asked.latest_start(now),

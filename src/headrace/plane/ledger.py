@@ -6,10 +6,14 @@ once, on whatever path. Loads belong to an incarnation of a replica, not to its 
 Amounts are reserved by estimate and settled by the engine's usage.
 """
 
+from copy import copy
+
 from msgspec import Struct
 
+from headrace.model.budget import NOTHING, Per, Take, Unit
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
+from headrace.model.evidence import WindowFacts
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.model.paths import Path
 from headrace.policy.fairness.costs import Price
@@ -17,6 +21,7 @@ from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.routing.seconds import is_long
 from headrace.units import (
     NS_PER_S,
+    SUM_MAX,
     Blocks,
     DurationNs,
     InstantNs,
@@ -29,10 +34,15 @@ _MINUTE = 60 * NS_PER_S
 
 
 class Hold(Struct, gc=False):
-    """One admitted request's reservation of its tenant's quota."""
+    """One admitted request's reservation of its tenant's quota and budgets."""
 
     tenant: TenantId
-    tokens: int
+    take: Take
+    branches: int = 1
+    """Answers that are made at once for it."""
+    session: str | None = None
+    charged: bool = True
+    """False: it was let in though its tenant's limits were reached, and takes nothing of them."""
 
 
 class Bucket(Struct, gc=False):
@@ -59,15 +69,66 @@ class Bucket(Struct, gc=False):
         return DurationNs(ceil_div(short, self.limit) if short > 0 else 0)
 
 
+class Window(Struct, gc=False):
+    """What of one budget is used since its window began; what live requests hold comes on top."""
+
+    unit: Unit
+    per: Per
+    began: InstantNs
+    used: int = 0
+
+    def roll(self, now: InstantNs) -> None:
+        """Start anew if the window is over; the next begins where it ended."""
+        passed = (now - self.began) // self.per.ns
+        if passed > 0:
+            self.began, self.used = InstantNs(self.began + passed * self.per.ns), 0
+
+    def wait_ns(self, now: InstantNs) -> DurationNs:
+        """Return how long until the next one begins."""
+        return DurationNs(self.began + self.per.ns - now)
+
+
 class Quota(Struct, gc=False):
     """One tenant's buckets; None where it has no such limit, so that nothing is counted there."""
 
     at: InstantNs
     tokens: Bucket | None = None
     requests: Bucket | None = None
+    windows: list[Window] = []
+    """In the order of its configured budgets."""
     parallel: int = 0
+    """Answers being made for it, or waiting to be."""
+    sessions: dict[str, int] = {}
+    """Its sessions with live requests, and how many; empty where nobody limits them."""
     reserved: int = 0
     """Tokens held by live requests."""
+    reserved_work_ns: int = 0
+    reserved_micro_usd: int = 0
+
+    def held(self, unit: Unit) -> int:
+        """Return what live requests hold; a request is used up once it is let in."""
+        match unit:
+            case Unit.REQUESTS:
+                return 0
+            case Unit.TOKENS:
+                return self.reserved
+            case Unit.WORK:
+                return self.reserved_work_ns
+            case Unit.USD:
+                return self.reserved_micro_usd
+
+    def book(self, hold: Hold, sign: int) -> None:
+        """Add what a request holds, or take it away."""
+        self.parallel += sign * hold.branches
+        self.reserved += sign * hold.take.tokens
+        self.reserved_work_ns += sign * hold.take.work_ns
+        self.reserved_micro_usd += sign * hold.take.micro_usd
+        if hold.session is not None:
+            count = self.sessions.get(hold.session, 0) + sign
+            if count:
+                self.sessions[hold.session] = count
+            else:
+                del self.sessions[hold.session]
 
 
 class Flight(Struct, gc=False):
@@ -187,28 +248,54 @@ class Ledger(Struct):
         quota.tokens = _refilled(quota.tokens, spec.tpm_limit, passed)
         quota.requests = _refilled(quota.requests, spec.rpm_limit, passed)
         quota.at = now
+        if spec.budgets or quota.windows:
+            quota.windows = _rolled(quota.windows, spec, now)
         return quota
 
-    def hold(self, request: RequestId, spec: TenantSpec, tokens: int, now: InstantNs) -> None:
-        """Reserve quota for an admitted request, in the very step that admitted it (trap 3)."""
+    def hold(  # noqa: PLR0913 - what a request takes of its tenant's limits
+        self,
+        request: RequestId,
+        spec: TenantSpec,
+        take: Take,
+        now: InstantNs,
+        *,
+        branches: int = 1,
+        session: str | None = None,
+        charged: bool = True,
+    ) -> None:
+        """Reserve for an admitted request, in the very step that admitted it (trap 3).
+
+        One that is not `charged` was let in beyond its tenant's limits: it takes nothing of them, so
+        that they say of the next one what they would have said.
+        """
         assert request not in self.holds, f"{request} holds quota already"
         quota = self.quota(spec, now)
+        if not charged:
+            self.holds[request] = Hold(TenantId(spec.name), NOTHING, branches=0, charged=False)
+            return
+        held = self.holds[request] = Hold(TenantId(spec.name), take, branches, session)
         if quota.tokens is not None:
-            quota.tokens.level -= tokens
+            quota.tokens.level -= take.tokens
         if quota.requests is not None:
             quota.requests.level -= 1
-        quota.parallel += 1
-        quota.reserved += tokens
-        self.holds[request] = Hold(TenantId(spec.name), tokens)
+        quota.book(held, 1)
+        for window in quota.windows:
+            if window.unit is Unit.REQUESTS:
+                window.used += 1
 
-    def settle(self, request: RequestId, used: int) -> None:
-        """End a hold: what was reserved beyond `used` tokens goes back."""
-        hold = self.holds.pop(request)
-        quota = self.quotas[hold.tenant]
+    def settle(self, request: RequestId, used: Take, now: InstantNs) -> None:
+        """End a hold: what was reserved goes back, and what was `used` is charged."""
+        held = self.holds.pop(request)
+        if not held.charged:
+            return
+        quota = self.quotas[held.tenant]
         if quota.tokens is not None:
-            quota.tokens.level += hold.tokens - used
-        quota.parallel -= 1
-        quota.reserved -= hold.tokens
+            quota.tokens.level += held.take.tokens - used.tokens
+        quota.book(held, -1)
+        for window in quota.windows:
+            if window.unit is not Unit.REQUESTS:
+                window.roll(now)
+                window.used = min(SUM_MAX, window.used + used.of(window.unit))
 
     def open_load(self, incarnation: Incarnation) -> None:
         """Start the books of a replica's new life."""
@@ -336,3 +423,39 @@ def _refilled(bucket: Bucket | None, limit: int | None, passed: int) -> Bucket |
         return Bucket(limit=limit, level=limit)
     bucket.refill(limit, passed)
     return bucket
+
+
+def window_facts(
+    spec: TenantSpec, quota: Quota, take: Take, now: InstantNs
+) -> tuple[WindowFacts, ...]:
+    """Return a tenant's budgets at this instant, beside what a request would `take`; changes nothing."""
+    if not spec.budgets:
+        return ()
+    known = {(one.unit, one.per): one for one in quota.windows}
+    found = []
+    for budget in spec.budgets:
+        kept = known.get((budget.unit, budget.per))
+        window = Window(budget.unit, budget.per, now) if kept is None else copy(kept)
+        window.roll(now)
+        facts = WindowFacts(
+            unit=budget.unit,
+            per=budget.per,
+            need=take.of(budget.unit),
+            taken=min(SUM_MAX, window.used + quota.held(budget.unit)),
+            hard=budget.hard_amount(),
+            soft=budget.soft_amount(),
+            wait_ns=window.wait_ns(now),
+        )
+        found.append(facts)
+    return tuple(found)
+
+
+def _rolled(windows: list[Window], spec: TenantSpec, now: InstantNs) -> list[Window]:
+    """Return the windows of a tenant's budgets at this instant; a new one begins now."""
+    known = {(one.unit, one.per): one for one in windows}
+    found = []
+    for budget in spec.budgets:
+        window = known.get((budget.unit, budget.per)) or Window(budget.unit, budget.per, now)
+        window.roll(now)
+        found.append(window)
+    return found

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Never
 
+from headrace.model.budget import NOTHING, Take
 from headrace.model.decision import Reason
 from headrace.model.deployment import (
     ClassSpec,
@@ -26,6 +27,8 @@ from headrace.model.ids import (
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.paths import SEPARATOR, Level, Link, Path, path, step_down
+from headrace.model.profile import Profile
+from headrace.model.request import Request
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
@@ -33,7 +36,7 @@ from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
-from headrace.units import MICRO, DurationNs, InstantNs, WorkNs, ms
+from headrace.units import MICRO, DurationNs, InstantNs, Tokens, WorkNs, ms
 
 
 class Resolved:
@@ -45,7 +48,7 @@ class Resolved:
         self.order = config.ordering
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
-            for name in (model.name, *model.aliases):
+            for name in model.names:
                 self.models[name] = model
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
@@ -271,7 +274,8 @@ class Machine:
         live.advance(Phase.ENDED)
         request, state = live.request, self.state
         del state.live[request.id]
-        state.ledger.settle(request.id, _billed(usage, live.made, request.input_tokens))
+        billed = _billed(usage, live.made, request)
+        state.ledger.settle(request.id, self._used(live, billed), now)
         if outcome is Outcome.SUCCESS and usage is not None:
             config = self.settings.config
             config.input_prediction.learn(state.inputs, live.model, request, usage.input_tokens)
@@ -313,14 +317,36 @@ class Machine:
         """Return the work of what the engine says it did, as if nothing were cached."""
         if usage is None:
             return WorkNs(0)
+        return self._profile(live).work_ns(usage.input_tokens, 0, usage.output_tokens)
+
+    def _used(self, live: Live, usage: Usage | None) -> Take:
+        """Return what a request took of its tenant's budgets."""
+        if usage is None:
+            return NOTHING
+        cached = min(usage.cached_tokens, usage.input_tokens)
+        given, output = usage.input_tokens, usage.output_tokens
+        tokens = Tokens(given + output)
+        spec = self.settings.tenants.get(live.request.tenant)
+        if spec is None or not spec.budgets:  # nobody counts the rest
+            return Take(tokens=tokens)
+        return Take(
+            tokens=tokens,
+            work_ns=self._profile(live).work_ns(given - cached, cached, output),
+            micro_usd=self.settings.models[live.model].cost(given, cached, output),
+        )
+
+    def _profile(self, live: Live) -> Profile:
+        """Return the profile that a live request is predicted on."""
         facts = self.settings.pool_for(live.model, live.slo_class)
         if facts is None:  # its class lost its pool while it ran
             facts = self.settings.pools_of[live.model][0]
-        return facts.spec.profile.work_ns(usage.input_tokens, 0, usage.output_tokens)
+        return facts.spec.profile
 
 
-def _billed(usage: Usage | None, made: int, given: int) -> int:
-    """Return the tokens to settle quota on: the engine's count, else what the caller was sent."""
-    if usage is not None:
-        return usage.input_tokens + usage.output_tokens
-    return given + made if made else 0
+def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
+    """Return the tokens to settle on: the engine's count, else what the caller was sent."""
+    if usage is not None or not made:
+        return usage
+    return Usage(
+        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+    )

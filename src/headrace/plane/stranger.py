@@ -84,7 +84,7 @@ def _contract(m: Machine, request: Request, slo_class: ClassName) -> ContractFac
     tenant, spec = settings.tenants.get(request.tenant), settings.models.get(request.model)
     allowed = known = True
     if spec is not None:
-        allowed = tenant is None or not tenant.models or spec.name in tenant.models
+        allowed = tenant is None or tenant.may_ask(spec, request.model)
         known = settings.pool_for(ModelName(spec.name), slo_class) is not None
     return ContractFacts(
         tenant_known=tenant is not None,
@@ -94,6 +94,7 @@ def _contract(m: Machine, request: Request, slo_class: ClassName) -> ContractFac
         context_limit=Tokens(spec.context_limit if spec is not None else 0),
         output_limit=Tokens(spec.output_limit if spec is not None else 0),
         fan_out_limit=1,
+        served=False,
     )
 
 

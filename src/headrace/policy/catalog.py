@@ -22,7 +22,7 @@ from headrace.model.deployment import (
     TenantSpec,
 )
 from headrace.model.slo import Sla, Slo
-from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.admission.gates import GateMode, Gates, Modes
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.policy.predict.input import InputPrediction
@@ -97,7 +97,7 @@ def passing(config: PlaneConfig) -> PlaneConfig:
     """
     return replace(
         config,
-        admission=replace(config.admission, mode=GateMode.OBSERVE),
+        admission=replace(config.admission, mode=GateMode.OBSERVE, modes=Modes()),
         ordering=Fifo(),
         window=replace(config.window, unbounded=True),
     )

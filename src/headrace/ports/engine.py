@@ -54,6 +54,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     """The length that the prompt stands for, told likewise."""
     session: bytes | None = None
     """Which session it belongs to, in a form that engines may know: plain, short, no tenant's own."""
+    adapter: str | None = None
+    """Which of the model's adapters is asked for: engines know it under this very name."""
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,10 @@ own and nothing else.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from headrace.model.decision import Admit, Gate, Reason, RouteTerms, ScoreTerms, Verdict
+from msgspec import UNSET
+
+from headrace.model.budget import Unit, written_amount
+from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, ScoreTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
 from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, RouteEvidence
@@ -84,12 +87,23 @@ def _entered(entered: Entered) -> str:
     if isinstance(decision, Admit):
         spare = _ms(decision.slack_ns)
         slack = "" if record.evidence.ttft_ns is None else f", with {spare} ms of slack"
-        return f"{head} It was admitted{slack} {number}."
+        return f"{head} It was admitted{slack} {number}.{_recorded(decision)}"
     gate = "" if decision.gate is None else f" by the {decision.gate} gate"
     again = "repeating does not help"
     if decision.retry_after_ns is not None:
         again = f"repeating can help after {_ms(decision.retry_after_ns)} ms"
     return f"{head} It was refused{gate}: {plain(decision.reason)}; {again} {number}."
+
+
+def _recorded(decision: Admit) -> str:
+    """Return what gates that only record would have refused it for."""
+    failed = [one for one in decision.verdicts if one.reason is not None]
+    said = " and ".join(
+        f"the {one.gate} gate ({plain(one.reason)})" for one in failed if one.reason
+    )
+    noted = f" Only recorded: {said} would have refused it." if said else ""
+    over = ", ".join(decision.over_soft)
+    return f"{noted} It goes beyond the soft limit of {over}." if over else noted
 
 
 def _sent(sent: Sent, arrived_at: int | None) -> str:
@@ -149,7 +163,7 @@ def plain(word: Reason | Outcome) -> str:
 def _entry_tables(entered: Entered) -> Iterator[Table]:
     evidence = entered.record.evidence
     yield figures("What it asks for", demand_rows(evidence.demand))
-    yield gates(entered.record.decision.verdicts)
+    yield gates(entered.record.decision)
     if not evidence.contract.tenant_known or not evidence.contract.model_known:
         return  # nothing else was looked at
     wait = _forecast(entered)
@@ -172,29 +186,44 @@ def demand_rows(demand: Demand) -> Iterator[Row]:
 _UNITS: dict[Gate, str] = {Gate.BUDGET: "tokens", Gate.MEMORY: "blocks", Gate.DEADLINE: "ms"}
 _COUNTED = {
     Reason.CONCURRENCY: "requests",
+    Reason.SESSIONS: "sessions",
     Reason.REQUEST_RATE: "requests",
     Reason.TENANT_QUEUE_FULL: "requests",
     Reason.FAN_OUT_UNSUPPORTED: "answers",
 }
 
 
-def gates(verdicts: tuple[Verdict, ...]) -> Table:
+def gates(decision: Decision) -> Table:
     """Return every verdict that was reached, in order."""
+    verdicts = decision.verdicts
     names = ("gate", "verdict", "measured", "threshold", "margin", "unit")
     left = {"gate", "verdict", "unit"}
     return Table(
         title="Gates",
         columns=tuple(Column(name, right=name not in left) for name in names),
-        rows=tuple(_gate(verdict) for verdict in verdicts),
+        rows=tuple(_gate(verdict, decision) for verdict in verdicts),
         note="" if len(verdicts) == len(Gate) else "the other gates were not asked",
     )
 
 
-def _gate(verdict: Verdict) -> tuple[str, ...]:
+def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
     said = "passes" if verdict.reason is None else plain(verdict.reason)
+    decided = None if isinstance(decision, Admit) else decision.reason
+    if verdict.reason is not None and verdict.reason is not decided:
+        said += ", recorded"
     numbers = (verdict.measured, verdict.threshold, verdict.margin)
     if not any(numbers):
         return (verdict.gate, said, NONE, NONE, NONE, "")
+    if verdict.reason is Reason.FEATURE_UNSUPPORTED:
+        return (verdict.gate, said, NONE, NONE, NONE, str(verdict.limit))
+    if verdict.limit is not UNSET:
+        kind = Unit(verdict.limit.partition("/")[0])
+        return (
+            verdict.gate,
+            said,
+            *(written_amount(kind, number) for number in numbers),
+            verdict.limit,
+        )
     timed = verdict.gate is Gate.DEADLINE
     shown = [_ms(number) if timed else count(number) for number in numbers]
     unit = _UNITS.get(verdict.gate, "tokens")
@@ -466,5 +495,5 @@ def _less(nanoseconds: int) -> str:
     return _ms(-nanoseconds) if nanoseconds else _ms(0)
 
 
-def _yes(told: bool) -> str:
-    return "yes" if told else "no"
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"

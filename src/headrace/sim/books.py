@@ -124,8 +124,8 @@ def quota_matches_holds(world: World) -> None:
     tokens: Counter[TenantId] = Counter()
     requests: Counter[TenantId] = Counter()
     for kept in ledger.holds.values():
-        tokens[kept.tenant] += kept.tokens
-        requests[kept.tenant] += 1
+        tokens[kept.tenant] += kept.take.tokens
+        requests[kept.tenant] += kept.branches
     for tenant, quota in ledger.quotas.items():
         want = (tokens[tenant], requests[tenant])
         has = (quota.reserved, quota.parallel)

@@ -69,18 +69,20 @@ class Buckets:
                         one.strange = True
                     else:
                         one.looked = True
-                    if isinstance(record.decision, Admit):
+                    if isinstance(record.decision, Admit) and record.decision.charged:
                         need: int = record.evidence.budget.tokens_needed
                         self._needs[record.request_id] = need
                         one.admitted += 1
                         one.least -= need
                         one.most -= need
                 case Concluded(admitted=True):
-                    need = self._needs.pop(effect.request, 0)
+                    held = self._needs.pop(effect.request, None)
+                    if held is None:  # let in beyond its limits, and nothing was taken of them
+                        continue
                     one = found.setdefault(effect.tenant, _Moved())
                     least, most = _used(world, effect)
-                    one.least += need - most
-                    one.most += need - least
+                    one.least += held - most
+                    one.most += held - least
                 case _:
                     pass
         return found

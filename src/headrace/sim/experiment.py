@@ -65,7 +65,7 @@ def describe(scenario: Scenario) -> str:
     """Return a policy in a few words."""
     deployment = scenario.deployment
     order = deployment.ordering.__struct_config__.tag
-    gates = "on" if deployment.admission.mode is GateMode.ENFORCE else "off"
+    gates = "off" if deployment.admission.audited() else "on"
     wait = ", fifo wait" if deployment.admission.wait is Wait.FIFO else ""
     cost = deployment.fairness.cost
     shared = deployment.ordering.by_share
@@ -191,9 +191,7 @@ class Places:
         """Know a deployment's models by every name they have."""
         self._pools = deployment.pools
         self._first = deployment.models[0].name
-        self._names = {
-            name: spec.name for spec in deployment.models for name in (spec.name, *spec.aliases)
-        }
+        self._names = {name: spec.name for spec in deployment.models for name in spec.names}
         self._found: dict[tuple[str | None, ClassName], Profile] = {}
 
     def profile(self, model: ModelName | None, slo_class: ClassName) -> Profile:

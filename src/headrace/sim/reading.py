@@ -39,7 +39,7 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
     known = {
         "tenant": {spec.name for spec in deployment.tenants},
         "slo_class": {spec.name for spec in deployment.classes},
-        "model": {name for spec in deployment.models for name in (spec.name, *spec.aliases)},
+        "model": {name for spec in deployment.models for name in spec.names},
     }
     for nth, source in enumerate(scenario.mix.sources if scenario.mix is not None else ()):
         for field, names in known.items():

@@ -93,7 +93,7 @@ def edited(
 ) -> bytes:
     """Return the JSON to send for a request to an engine that knows the model as `model`.
 
-    - `model` is the engine's name for it.
+    - `model` is the engine's name for it; an adapter is called what the caller called it.
     - The output limit is the plane's, unless the caller's own is a number that is no larger.
     - A streamed chat or completion asks for usage, with the caller's other options kept; one that is
       not streamed has no such options, since engines refuse them. `continuous`: it asks for it in each
@@ -106,7 +106,7 @@ def edited(
     """
     fields = _FIELDS.decode(ask.body)
     changes: dict[str, Raw] = {}
-    name = _name(model)
+    name = _name(ask.adapter or model)
     if _differs(fields, "model", name):
         changes["model"] = name
     _limit(ask, dispatch, fields, changes)

@@ -9,7 +9,7 @@ from headrace.gateway.asked.fields import (
     Choosing,
     Count,
     cap,
-    is_structured,
+    features,
     shows_each_usage,
     shows_usage,
 )
@@ -67,7 +67,5 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
-        has_tools=has_tools,
-        structured=is_structured(body.response_format),
-        priority=body.priority,
+        features=features(body, tools=has_tools, form=body.response_format, logprobs=body.logprobs),
     )

@@ -7,7 +7,7 @@ from headrace.gateway.asked.fields import (
     Choosing,
     Count,
     cap,
-    is_structured,
+    features,
     shows_each_usage,
     shows_usage,
 )
@@ -50,6 +50,10 @@ def read(content: bytes) -> Asked:
         input_margin=Tokens(ceil_div(gathered.margin, gathered.count)),
         text=gathered.text() if gathered.count == 1 else None,
         longest=Tokens(gathered.longest),
-        structured=is_structured(body.response_format),
-        priority=body.priority,
+        features=features(
+            body,
+            form=body.response_format,
+            logprobs=body.logprobs,
+            best_of=(body.best_of or 1) > (body.n or 1),
+        ),
     )

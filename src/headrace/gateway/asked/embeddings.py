@@ -5,6 +5,7 @@ import msgspec
 from headrace.gateway.asked.fields import Body, Priority
 from headrace.gateway.asked.result import Asked
 from headrace.gateway.asked.several import Prompts, gather
+from headrace.model.features import Feature
 from headrace.ports.engine import Route
 from headrace.units import Tokens
 
@@ -37,5 +38,5 @@ def read(content: bytes) -> Asked:
         input_margin=Tokens(gathered.margin),
         text=gathered.text(),
         longest=Tokens(gathered.longest),
-        priority=body.priority,
+        features=() if body.priority is None else (Feature.PRIORITY,),
     )

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from headrace.model.features import Feature
 from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 Model = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -23,6 +24,12 @@ class Format(Struct, gc=False):
     """What form an answer must have."""
 
     type: str | None = None
+
+    def feature(self) -> Feature | None:
+        """Return what a model must do to keep it; plain text is no form."""
+        if self.type in (None, "text"):
+            return None
+        return Feature.JSON if self.type == "json_object" else Feature.SCHEMA
 
 
 class Body(Struct, kw_only=True):
@@ -59,6 +66,8 @@ class Choosing(Ranked, kw_only=True):
     max_tokens: Count | None = None
     n: Choices | None = None
     response_format: Format | None = None
+    logprobs: Any = None
+    """Yes or no in a chat, a number in completions: the engine's to judge."""
 
 
 def shows_usage(options: StreamOptions | None) -> bool:
@@ -71,9 +80,25 @@ def shows_each_usage(options: StreamOptions | None) -> bool:
     return shows_usage(options) and options is not None and bool(options.continuous_usage_stats)
 
 
-def is_structured(form: Format | None) -> bool:
-    """Return whether an answer is held to a form; plain text is none."""
-    return form is not None and form.type not in (None, "text")
+def features(
+    body: Answered,
+    *,
+    tools: bool = False,
+    form: Format | None = None,
+    logprobs: object = None,
+    best_of: bool = False,
+) -> tuple[Feature, ...]:
+    """Return what a body asks for beside tokens; `logprobs` is as it was told, whatever that is."""
+    ranked = isinstance(body, Ranked) and body.priority is not None
+    asked = (
+        Feature.STREAMING if body.stream else None,
+        Feature.TOOLS if tools else None,
+        None if form is None else form.feature(),
+        None if logprobs is None or logprobs is False else Feature.LOGPROBS,
+        Feature.BEST_OF if best_of else None,
+        Feature.PRIORITY if ranked else None,
+    )
+    return tuple(one for one in asked if one is not None)
 
 
 def cap(*counts: int | None) -> Tokens | None:

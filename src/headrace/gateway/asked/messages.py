@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
-from headrace.gateway.asked.fields import Answered, Count, cap
+from headrace.gateway.asked.fields import Answered, Count, cap, features
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
 from headrace.ports.engine import Route
@@ -93,7 +93,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
-        has_tools=has_tools,
+        features=features(body, tools=has_tools),
     )
 
 

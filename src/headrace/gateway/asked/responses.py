@@ -1,9 +1,11 @@
 """Responses, OpenAI's successor of chat."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw, Struct
 
-from headrace.gateway.asked.fields import Count, Format, Ranked, cap, is_structured
+from headrace.gateway.asked.fields import Count, Format, Ranked, cap, features
 from headrace.gateway.asked.parts import Content, Part, add, add_part
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
@@ -38,6 +40,7 @@ class Response(Ranked, kw_only=True):
     previous_response_id: str | None = None
     max_output_tokens: Count | None = None
     text: Text | None = None
+    top_logprobs: Any = None
 
 
 _DECODE = msgspec.json.Decoder(Response).decode
@@ -72,9 +75,12 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
-        has_tools=has_tools,
-        structured=body.text is not None and is_structured(body.text.format),
-        priority=body.priority,
+        features=features(
+            body,
+            tools=has_tools,
+            form=None if body.text is None else body.text.format,
+            logprobs=body.top_logprobs or None,
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.model.features import Feature
 from headrace.model.request import TextBytes
 from headrace.ports.engine import Route
 from headrace.units import Tokens
@@ -44,8 +45,5 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of the longest single prompt: what the model's context must hold."""
     each_usage_shown: bool = False
     """It is to see it in each frame."""
-    has_tools: bool = False
-    structured: bool = False
-    """The answer must follow a schema or be JSON."""
-    priority: int | None = None
-    """As told: vLLM's scale, on which lower is sooner."""
+    features: tuple[Feature, ...] = ()
+    """What it takes of the model beside tokens."""

@@ -8,22 +8,58 @@ nothing of queues or replicas but what the evidence says.
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import EntryEvidence, ReplicaView
+from headrace.model.evidence import BudgetFacts, EntryEvidence, ReplicaView, WindowFacts
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
 class GateMode(StrEnum):
-    """Which gates refuse, and which only record."""
+    """Which gates refuse, and which only record: three common choices by one word."""
 
     ENFORCE = "enforce"
+    """All refuse."""
     AUDIT = "audit"
     """The deadline gate only records: our own forecast refuses nobody."""
     OBSERVE = "observe"
     """All but the contract gate only record, limits of tenants among them. Whoever finds no ready
     replica at all is still refused."""
+
+
+class Mode(StrEnum):
+    """What one gate does with a request that fails it."""
+
+    ENFORCE = "enforce"
+    """Refuses it."""
+    AUDIT = "audit"
+    """Records that it would have, and lets it pass unless nobody can serve it."""
+
+
+class Modes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each gate does; one that says nothing goes by the common word, `mode`."""
+
+    contract: Mode | None = None
+    """Keys, models, classes, lengths. None: it refuses."""
+    budget: Mode | None = None
+    """The tenant's own limits. None: it refuses, unless `mode` is observe."""
+    memory: Mode | None = None
+    """Whether it fits into a replica at all. None: it refuses, unless `mode` is observe."""
+    deadline: Mode | None = None
+    """Whether its bounds would hold. None: it refuses if `mode` is enforce."""
+
+
+_AUDITED: dict[GateMode, frozenset[Gate]] = {
+    GateMode.ENFORCE: frozenset(),
+    GateMode.AUDIT: frozenset({Gate.DEADLINE}),
+    GateMode.OBSERVE: frozenset({Gate.BUDGET, Gate.MEMORY, Gate.DEADLINE}),
+}
+"""The gates that only record, by the common word."""
+_NEVER_SERVED = frozenset(
+    {Reason.TENANT_UNKNOWN, Reason.MODEL_UNKNOWN, Reason.INPUT_EMPTY, Reason.NO_READY_REPLICA}
+)
+"""Reasons for which nobody could answer: refused in any mode."""
 
 
 class Wait(StrEnum):
@@ -39,6 +75,9 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The four gates and their margins."""
 
     mode: GateMode = GateMode.ENFORCE
+    """Which gates refuse, in one word. enforce: all four."""
+    modes: Modes = Modes()
+    """What single gates do instead."""
     wait: Wait = Wait.FAIR
     margin_ms: Annotated[float, Meta(ge=0, le=60_000)] = 50.0
     """Taken off each slack. 50: a few decode steps of a full batch."""
@@ -50,16 +89,17 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def decide(self, evidence: EntryEvidence) -> Decision:
         """Return the decision with every verdict reached, its numbers and the slack (ADM-1..3)."""
         verdicts: list[Verdict] = [contract(evidence)]
-        if verdicts[0].reason is None:
+        if not self.refuses(verdicts[-1], evidence):
             verdicts.append(budget(evidence))
         view = nearest(evidence.replicas)
         wait = predicted_wait(evidence, self.wait, view)
         slack = self._slack(evidence, wait, view)
-        if verdicts[-1].reason is None or not self._counts(verdicts[-1]):
+        if not self.refuses(verdicts[-1], evidence):
             verdicts += [memory(evidence), self._deadline(evidence, slack, view)]
-        refused = next((v for v in verdicts if v.reason is not None and self._counts(v)), None)
+        refused = next((v for v in verdicts if self.refuses(v, evidence)), None)
         if refused is None:
-            return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts))
+            over = tuple(one.name for one in evidence.budget.windows if one.warned)
+            return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts), over_soft=over)
         assert refused.reason is not None
         return Reject(
             reason=refused.reason,
@@ -69,13 +109,33 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             verdicts=tuple(verdicts),
         )
 
-    def _counts(self, verdict: Verdict) -> bool:
-        """In audit mode only what cannot be served at all is refused by our own gates."""
-        if self.mode is GateMode.ENFORCE or verdict.reason is Reason.NO_READY_REPLICA:
+    def refuses(self, verdict: Verdict, evidence: EntryEvidence) -> bool:
+        """Return whether a verdict turns the request away; what nobody can serve, in any mode."""
+        if verdict.reason is None:
+            return False
+        if self.mode_of(verdict.gate) is Mode.ENFORCE or verdict.reason in _NEVER_SERVED:
             return True
-        if self.mode is GateMode.OBSERVE:
-            return verdict.gate is Gate.CONTRACT
-        return verdict.gate is not Gate.DEADLINE
+        impossible = not evidence.contract.served or evidence.fan_out < 1
+        return verdict.gate is Gate.CONTRACT and impossible
+
+    def mode_of(self, gate: Gate) -> Mode:
+        """Return what a gate does."""
+        own: Mode | None = getattr(self.modes, gate)
+        if own is not None:
+            return own
+        return Mode.AUDIT if gate in _AUDITED[self.mode] else Mode.ENFORCE
+
+    def audited(self) -> frozenset[Gate]:
+        """Return the gates that only record."""
+        return frozenset(gate for gate in Gate if self.mode_of(gate) is Mode.AUDIT)
+
+    def summary(self) -> str:
+        """Return the modes of all gates in a word, or as `audit:` and the gates that only record."""
+        audited = self.audited()
+        for word, gates in _AUDITED.items():
+            if gates == audited:
+                return word
+        return "audit:" + "+".join(gate for gate in Gate if gate in audited)
 
     def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
@@ -144,6 +204,7 @@ def contract(evidence: EntryEvidence) -> Verdict:
     asked = evidence.max_output or 0
     whole = given + max(1, asked)
     measured = threshold = 0
+    limit: str | UnsetType = UNSET
     if not facts.tenant_known:
         reason = Reason.TENANT_UNKNOWN
     elif not facts.model_known:
@@ -152,6 +213,8 @@ def contract(evidence: EntryEvidence) -> Verdict:
         reason = Reason.MODEL_NOT_ALLOWED
     elif not facts.class_allowed:
         reason = Reason.CLASS_NOT_ALLOWED
+    elif facts.lacking is not None:
+        reason, limit = Reason.FEATURE_UNSUPPORTED, facts.lacking.value
     elif given <= 0:
         reason, measured, threshold = Reason.INPUT_EMPTY, given, 1
     elif asked > facts.output_limit:
@@ -163,14 +226,16 @@ def contract(evidence: EntryEvidence) -> Verdict:
         threshold = facts.fan_out_limit
     else:
         return _CONTRACT_KEPT
-    return Verdict(gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold)
+    return Verdict(
+        gate=Gate.CONTRACT, reason=reason, measured=measured, threshold=threshold, limit=limit
+    )
 
 
 _CONTRACT_KEPT = Verdict(gate=Gate.CONTRACT, reason=None)
 
 
 def budget(evidence: EntryEvidence) -> Verdict:
-    """Return whether the tenant's own limits allow it: tokens, concurrency, rate, queue.
+    """Return whether the tenant's own limits allow it: tokens, budgets, concurrency, rate, queue.
 
     What waiting cannot cure comes first, so that nobody is asked to come again in vain.
     """
@@ -178,20 +243,66 @@ def budget(evidence: EntryEvidence) -> Verdict:
     need, limit = facts.tokens_needed, facts.tokens_limit
     if limit is not None and need > limit:
         return _over(Reason.TOKEN_LIMIT, need, limit)
-    if facts.parallel_left is not None and facts.parallel_left < 1:
-        return _over(Reason.CONCURRENCY, 1, facts.parallel_left)
-    if facts.requests_left is not None and facts.requests_left < 1:
-        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
-    if facts.tokens_left is not None and need > facts.tokens_left:
-        return _over(Reason.TOKEN_RATE, need, facts.tokens_left)
+    spent = spent_longest(facts.windows) if facts.windows else None
+    if spent is not None and (spent.per is not Per.MINUTE or _never_fits(spent)):
+        return _spent(spent)
+    if (over := _at_once(facts) or _too_soon(facts)) is not None:
+        return over
+    if spent is not None:
+        return _spent(spent)
     if evidence.own_queued >= evidence.own_queue_bound:
         return _over(Reason.TENANT_QUEUE_FULL, evidence.own_queued + 1, evidence.own_queue_bound)
     left = need if facts.tokens_left is None else facts.tokens_left
     return Verdict(gate=Gate.BUDGET, reason=None, measured=need, threshold=left)
 
 
+def _at_once(facts: BudgetFacts) -> Verdict | None:
+    """Return a refusal if too much of the tenant's runs already."""
+    if facts.parallel_left is not None and facts.parallel_left < facts.branches:
+        return _over(Reason.CONCURRENCY, facts.branches, facts.parallel_left)
+    if facts.sessions_left is not None and facts.sessions_left < 1:
+        return _over(Reason.SESSIONS, 1, facts.sessions_left)
+    return None
+
+
+def _too_soon(facts: BudgetFacts) -> Verdict | None:
+    """Return a refusal if a bucket does not hold what is needed."""
+    if facts.requests_left is not None and facts.requests_left < 1:
+        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
+    if facts.tokens_left is not None and facts.tokens_needed > facts.tokens_left:
+        return _over(Reason.TOKEN_RATE, facts.tokens_needed, facts.tokens_left)
+    return None
+
+
 def _over(reason: Reason, measured: int, threshold: int) -> Verdict:
     return Verdict(gate=Gate.BUDGET, reason=reason, measured=measured, threshold=threshold)
+
+
+def spent_longest(windows: tuple[WindowFacts, ...]) -> WindowFacts | None:
+    """Return the spent budget that lets this request in last: one it never fits, else by its end."""
+    spent = [one for one in windows if one.spent]
+    return max(spent, key=lambda one: (_never_fits(one), one.wait_ns), default=None)
+
+
+def _never_fits(window: WindowFacts) -> bool:
+    return window.hard is not None and window.need > window.hard
+
+
+def _spent(window: WindowFacts) -> Verdict:
+    if window.per is Per.MINUTE and not _never_fits(window):
+        reason = Reason.BUDGET_RATE
+    elif window.unit in (Unit.REQUESTS, Unit.TOKENS):
+        reason = Reason.QUOTA_SPENT
+    else:
+        reason = Reason.BUDGET_SPENT
+    assert window.hard is not None, "what has no hard limit is never spent"
+    return Verdict(
+        gate=Gate.BUDGET,
+        reason=reason,
+        measured=window.need,
+        threshold=window.hard - window.taken,
+        limit=window.name,
+    )
 
 
 def memory(evidence: EntryEvidence) -> Verdict:
@@ -250,7 +361,17 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
         case Reason.TOKEN_RATE | Reason.REQUEST_RATE:  # both buckets must have refilled
             facts = evidence.budget
             return max(facts.tokens_wait_ns, facts.requests_wait_ns)
-        case Reason.CONCURRENCY | Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
+        case Reason.BUDGET_RATE | Reason.QUOTA_SPENT | Reason.BUDGET_SPENT:
+            spent = spent_longest(evidence.budget.windows)
+            return None if spent is None or _never_fits(spent) else spent.wait_ns
+        case Reason.CONCURRENCY if _too_many(evidence.budget):
+            return None
+        case (
+            Reason.CONCURRENCY
+            | Reason.SESSIONS
+            | Reason.TENANT_QUEUE_FULL
+            | Reason.NO_READY_REPLICA
+        ):
             wait = predicted_wait(evidence, Wait.FAIR, nearest(evidence.replicas))
             return DurationNs(max(NS_PER_S, wait))
         case Reason.DEADLINE_QUEUE:
@@ -259,6 +380,11 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return DurationNs(NS_PER_S)
         case _:
             return None
+
+
+def _too_many(facts: BudgetFacts) -> bool:
+    """Return whether more answers are asked for at once than the tenant may ever have."""
+    return facts.parallel_limit is not None and facts.branches > facts.parallel_limit
 
 
 def nearest(views: tuple[ReplicaView, ...]) -> ReplicaView | None:

@@ -53,4 +53,5 @@ def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[i
         profile_revision=profile.name,
         model_revision=pool.revision,
         quantization=model.quantization,
+        adapter=request.model if request.model in model.adapters else "",
     )
