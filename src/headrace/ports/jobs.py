@@ -1,7 +1,9 @@
 """Where does deferred work wait, and who works on what?
 
 At least once: a job is handed out under a lease, again if that runs out, and its end is stored exactly once.
-Nothing waits on the loop; every operation is one transaction that happened whole or not at all. Processes may
+Nothing waits on the loop; every operation is one transaction that happened whole or not at all, whatever
+becomes of the process. What `put`, `cancel` and `finish` returned outlives a power cut too; the rest may then
+have to be done again. Processes may
 share a store. Nobody's job is seen under another tenant's name. What a caller or worker may run into is told by
 values; exceptions are the store's own troubles.
 """
@@ -192,8 +194,8 @@ class JobStore(Protocol):
         """Hold jobs for longer, unless somebody else has them. Also how a worker hears of a cancel."""
         ...
 
-    async def finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
-        """End a job and keep its result, both or neither; what it was charged is set right."""
+    async def finish(self, endings: Sequence[tuple[Lease, Ending]], now: UnixNs) -> list[Finished]:
+        """End jobs and keep their results, both or neither; what they were charged is set right."""
         ...
 
     async def release(self, leases: Sequence[Lease], now: UnixNs) -> list[bool]:

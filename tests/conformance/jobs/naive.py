@@ -167,7 +167,10 @@ class Naive(Struct):
         entry.until = until
         return Renewal.STOP if entry.cancel else Renewal.HELD
 
-    def finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
+    def finish(self, endings: Sequence[tuple[Lease, Ending]], now: UnixNs) -> list[Finished]:
+        return [self._finish(lease, ending, now) for lease, ending in endings]
+
+    def _finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
         if ending.result is not None and len(ending.result.body) > self.limits.result_bytes:
             return Finished.TOO_LARGE
         entry = self.entries.get(lease.job)
@@ -287,8 +290,8 @@ class NaiveJobs:
     async def renew(self, leases: Sequence[Lease], until: UnixNs) -> list[Renewal]:
         return self.naive.renew(leases, until)
 
-    async def finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
-        return self.naive.finish(lease, ending, now)
+    async def finish(self, endings: Sequence[tuple[Lease, Ending]], now: UnixNs) -> list[Finished]:
+        return self.naive.finish(endings, now)
 
     async def release(self, leases: Sequence[Lease], now: UnixNs) -> list[bool]:
         return self.naive.release(leases, now)

@@ -6,8 +6,8 @@ from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.paths import Level, Link, Path, path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.ports.engine import Route
-from headrace.ports.job import JobId, JobSpec, State, UnixNs
-from headrace.ports.jobs import Claim, ClaimAsk, Ending, JobStore, Put, Result
+from headrace.ports.job import JobId, JobSpec, Lease, State, UnixNs
+from headrace.ports.jobs import Claim, ClaimAsk, Ending, Finished, JobStore, Put, Result
 from headrace.units import NS_PER_S, DurationNs, Service
 
 MODEL = ModelName("m")
@@ -60,6 +60,12 @@ async def put(store: JobStore, *specs: JobSpec, body: bytes = b"asked") -> None:
     """Put jobs that are all taken."""
     found = await store.put([(one, body) for one in specs])
     assert all(isinstance(one, Put) and one.fresh for one in found), found
+
+
+async def finish(store: JobStore, lease: Lease, ending: Ending, now: float) -> Finished:
+    """End one job."""
+    (told,) = await store.finish([(lease, ending)], at(now))
+    return told
 
 
 def ids(claims: list[Claim]) -> list[str]:

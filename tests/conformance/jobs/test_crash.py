@@ -14,7 +14,7 @@ from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
 from headrace.ports.job import OVER, Job, JobId, State
 from headrace.ports.jobs import Finished
-from tests.conformance.jobs.scenes import DONE, ask, at, order, put, spec
+from tests.conformance.jobs.scenes import DONE, ask, at, finish, order, put, spec
 from tests.conformance.jobs.worker import UNTIL
 
 ACME, BETA = TenantId("acme"), TenantId("beta")
@@ -107,7 +107,7 @@ async def work_off(store: SqliteJobs) -> list[str]:
     while claims := await store.claim(ask(90, owner="second", until=UNTIL), order(), at(11)):
         for claim in claims:
             handed.append(claim.job.spec.id)
-            assert await store.finish(claim.lease, DONE, at(11)) is Finished.STORED
+            assert await finish(store, claim.lease, DONE, 11) is Finished.STORED
     return handed
 
 

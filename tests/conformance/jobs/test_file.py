@@ -23,7 +23,7 @@ from headrace.ports.jobs import (
     StoreFullError,
 )
 from headrace.units import MIB, Bytes
-from tests.conformance.jobs.scenes import DONE, ask, at, order, put, spec, state
+from tests.conformance.jobs.scenes import DONE, ask, at, finish, order, put, spec, state
 
 ACME = TenantId("acme")
 
@@ -44,7 +44,7 @@ async def test_everything_is_there_after_a_close(path: Path) -> None:
     store = SqliteJobs(path)
     await put(store, spec("a", "x"), spec("b", "y", key="k"), spec("c", "y"))
     (claim,) = await store.claim(ask(1), order(), at(0))
-    await store.finish(claim.lease, DONE, at(1))
+    await finish(store, claim.lease, DONE, 1)
     before = (await store.page(TenantId("x")), await store.page(TenantId("y")))
     await store.close()
     store = SqliteJobs(path)
@@ -73,7 +73,7 @@ async def test_nothing_of_a_prompt_is_left_once_its_job_is_over(path: Path, over
     await put(store, spec("a", deadline=10), body=secret)
     if over == "done":
         (claim,) = await store.claim(ask(), order(), at(0))
-        await store.finish(claim.lease, DONE, at(1))
+        await finish(store, claim.lease, DONE, 1)
     elif over == "cancelled":
         await store.cancel(ACME, [JobId("a")], at(1))
     else:
@@ -149,7 +149,7 @@ async def test_a_full_store_takes_no_job_but_the_answers_to_those_it_has(path: P
     assert await store.put([(spec("more"), body)]) == [Refused.STORE_FULL]
     answer = Ending(state=State.DONE, result=Result(status=200, body=b"y" * 100_000))
     for claim in await store.claim(ask(), order(), at(0)):
-        assert await store.finish(claim.lease, answer, at(1)) is Finished.STORED
+        assert await finish(store, claim.lease, answer, 1) is Finished.STORED
     assert len(content(path)) <= 2 * MIB
     assert await store.purge(at(10**6)) == taken
     await put(store, spec("more"), body=body)
@@ -169,11 +169,51 @@ async def test_what_finds_no_room_is_told_once_and_leaves_nothing_behind(path: P
             await store.put(whole)
     big = Ending(state=State.DONE, result=Result(status=200, body=b"x" * 2 * MIB))
     with pytest.raises(StoreFullError):
-        await store.finish(claim.lease, big, at(1))
+        await finish(store, claim.lease, big, 1)
     assert len(told) == 1
     assert [job.spec.id for job in await store.page(ACME)] == ["a"]
-    assert await store.finish(claim.lease, DONE, at(1)) is Finished.STORED
+    assert await finish(store, claim.lease, DONE, 1) is Finished.STORED
     assert len(told) == 2
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_what_somebody_was_told_is_flushed_and_what_can_be_done_again_is_not(
+    path: Path,
+) -> None:
+    store = SqliteJobs(path)
+    levels: dict[str, str] = {}
+    for name in (
+        "put",
+        "claim",
+        "renew",
+        "cancel",
+        "release",
+        "finish",
+        "sweep",
+        "recover",
+        "purge",
+    ):
+        statements: list[str] = []
+        store._tables._sql.set_trace_callback(statements.append)
+        arguments: dict[str, tuple[object, ...]] = {
+            "claim": (ask(), order(), at(0)),
+            "cancel": (ACME, [], at(0)),
+            "recover": (at(0), frozenset()),
+            "put": ([],),
+            "renew": ([], at(0)),
+            "finish": ([], at(0)),
+            "release": ([], at(0)),
+        }
+        await getattr(store, name)(*arguments.get(name, (at(0),)))
+        begins = statements.index("begin immediate")
+        levels[name] = statements[begins - 1].removeprefix("pragma synchronous = ")
+    assert {name for name, level in levels.items() if level == "full"} == {
+        "put",
+        "cancel",
+        "finish",
+    }
+    assert set(levels.values()) == {"full", "normal"}
     await store.close()
 
 

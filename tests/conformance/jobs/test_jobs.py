@@ -26,7 +26,7 @@ from headrace.ports.jobs import (
 )
 from headrace.units import Bytes, Service
 from tests.conformance.jobs.naive import NaiveJobs
-from tests.conformance.jobs.scenes import BATCH, DONE, ask, at, ids, order, put, spec, state
+from tests.conformance.jobs.scenes import BATCH, DONE, ask, at, finish, ids, order, put, spec, state
 
 ACME = TenantId("acme")
 LIMITS = Limits(tenant_jobs=5, body_bytes=Bytes(100), result_bytes=Bytes(100), lost_max=2)
@@ -62,7 +62,7 @@ async def test_a_job_passes_through_the_store_unchanged(store: JobStore) -> None
     assert claim.job.lease_until_ns == at(30)
     told = Result(status=200, headers=(("content-type", "x"),), body=b"\xfe\0")
     assert (
-        await store.finish(claim.lease, Ending(state=State.DONE, result=told), at(2))
+        await finish(store, claim.lease, Ending(state=State.DONE, result=told), 2)
         is Finished.STORED
     )
     assert await store.result(ACME, whole.id) == told
@@ -77,7 +77,7 @@ async def test_the_same_key_finds_the_first_job_in_whatever_state(store: JobStor
         (found,) = await store.put([(spec("b", key="k"), b"asked")])
         assert isinstance(found, Put)
         assert (found.fresh, found.job.spec.id, found.job.state) == (False, "a", expected)
-        await store.finish(lease, DONE, at(1))
+        await finish(store, lease, DONE, 1)
     assert await store.get(ACME, JobId("b")) is None
 
 
@@ -148,7 +148,7 @@ async def test_a_lease_that_is_renewed_holds_and_one_that_runs_out_is_lost(store
     assert again.lease.attempt == 2
     assert again.job.lost == 1
     assert await store.renew([lease, again.lease], at(99)) == [Renewal.LOST, Renewal.HELD]
-    assert await store.finish(lease, DONE, at(61)) is Finished.LOST
+    assert await finish(store, lease, DONE, 61) is Finished.LOST
     assert await store.release([lease], at(61)) == [False]
     assert await store.result(ACME, JobId("a")) is None
 
@@ -156,20 +156,20 @@ async def test_a_lease_that_is_renewed_holds_and_one_that_runs_out_is_lost(store
 async def test_one_owner_with_two_claims_of_a_job_has_the_last_one(store: JobStore) -> None:
     first = await one_claimed(store)
     (second,) = await store.claim(ask(), order(), at(30))
-    assert (first.owner, await store.finish(first, DONE, at(31))) == ("one", Finished.LOST)
-    assert await store.finish(second.lease, DONE, at(31)) is Finished.STORED
+    assert (first.owner, await finish(store, first, DONE, 31)) == ("one", Finished.LOST)
+    assert await finish(store, second.lease, DONE, 31) is Finished.STORED
 
 
 async def test_a_lease_that_ran_out_unnoticed_is_still_held(store: JobStore) -> None:
     lease = await one_claimed(store)
-    assert await store.finish(lease, DONE, at(1_000)) is Finished.STORED
+    assert await finish(store, lease, DONE, 1_000) is Finished.STORED
 
 
 async def test_an_end_is_stored_once(store: JobStore) -> None:
     lease = await one_claimed(store)
     other = Ending(state=State.FAILED, result=Result(status=500, body=b"other"))
-    assert await store.finish(lease, DONE, at(1)) is Finished.STORED
-    assert await store.finish(lease, other, at(2)) is Finished.REPEATED
+    assert await finish(store, lease, DONE, 1) is Finished.STORED
+    assert await finish(store, lease, other, 2) is Finished.REPEATED
     assert await state(store, "a") is State.DONE
     assert await store.result(ACME, JobId("a")) == DONE.result
     assert await store.renew([lease], at(9)) == [Renewal.LOST]
@@ -177,11 +177,29 @@ async def test_an_end_is_stored_once(store: JobStore) -> None:
     assert (await store.sweep(at(10**6))) == Swept()
 
 
+async def test_many_ends_are_each_judged_by_themselves(store: JobStore) -> None:
+    await put(store, spec("a"), spec("b"), spec("c"))
+    first, second, third = [c.lease for c in await store.claim(ask(), order(), at(0))]
+    big = Ending(state=State.DONE, result=Result(status=200, body=b"x" * 101))
+    unknown = Lease(JobId("none"), "one", 1)
+    told = await store.finish(
+        [(first, DONE), (second, big), (unknown, DONE), (first, DONE), (third, DONE)], at(1)
+    )
+    stored, large, lost, again = (
+        Finished.STORED,
+        Finished.TOO_LARGE,
+        Finished.LOST,
+        Finished.REPEATED,
+    )
+    assert told == [stored, large, lost, again, stored]
+    assert await state(store, "b") is State.CLAIMED
+
+
 async def test_an_answer_that_is_too_large_is_not_stored(store: JobStore) -> None:
     lease = await one_claimed(store)
     big = Ending(state=State.DONE, result=Result(status=200, body=b"x" * 101))
-    assert await store.finish(lease, big, at(1)) is Finished.TOO_LARGE
-    assert await store.finish(lease, Ending(state=State.FAILED), at(1)) is Finished.STORED
+    assert await finish(store, lease, big, 1) is Finished.TOO_LARGE
+    assert await finish(store, lease, Ending(state=State.FAILED), 1) is Finished.STORED
     assert await store.result(ACME, JobId("a")) is None
 
 
@@ -210,7 +228,7 @@ async def test_cancel_ends_what_waits_and_asks_whoever_works(store: JobStore) ->
     first = await store.cancel(ACME, wish, at(1))
     assert first == [Cancel.ASKED, Cancel.CANCELLED, Cancel.UNKNOWN]
     assert await store.renew([lease], at(60)) == [Renewal.STOP]
-    assert await store.finish(lease, Ending(state=State.CANCELLED), at(2)) is Finished.STORED
+    assert await finish(store, lease, Ending(state=State.CANCELLED), 2) is Finished.STORED
     assert await store.cancel(ACME, wish, at(3)) == [Cancel.OVER, Cancel.OVER, Cancel.UNKNOWN]
     assert await store.claim(ask(), order(), at(3)) == []
 
@@ -218,7 +236,7 @@ async def test_cancel_ends_what_waits_and_asks_whoever_works(store: JobStore) ->
 async def test_a_worker_that_was_done_before_it_heard_is_believed(store: JobStore) -> None:
     lease = await one_claimed(store)
     await store.cancel(ACME, [JobId("a")], at(1))
-    assert await store.finish(lease, DONE, at(2)) is Finished.STORED
+    assert await finish(store, lease, DONE, 2) is Finished.STORED
     assert await state(store, "a") is State.DONE
 
 
@@ -232,7 +250,7 @@ async def test_a_cancelled_job_that_loses_its_worker_is_never_handed_out(
         assert await store.release([lease], at(2)) == [True]
     assert await store.claim(ask(), order(), at(30)) == []
     assert await state(store, "a") is State.CANCELLED
-    assert await store.finish(lease, DONE, at(31)) is Finished.LOST
+    assert await finish(store, lease, DONE, 31) is Finished.LOST
 
 
 async def test_what_is_past_its_deadline_is_never_handed_out(store: JobStore) -> None:
@@ -247,7 +265,7 @@ async def test_what_is_past_its_deadline_is_never_handed_out(store: JobStore) ->
 async def test_an_answer_after_the_deadline_is_kept_if_its_lease_holds(store: JobStore) -> None:
     lease = await one_claimed(store, deadline=10)
     assert await store.sweep(at(11)) == Swept()
-    assert await store.finish(lease, DONE, at(12)) is Finished.STORED
+    assert await finish(store, lease, DONE, 12) is Finished.STORED
 
 
 async def test_recovery_takes_back_at_once_what_the_dead_had(store: JobStore) -> None:
@@ -261,7 +279,7 @@ async def test_recovery_takes_back_at_once_what_the_dead_had(store: JobStore) ->
 
 async def test_nobody_sees_or_cancels_the_job_of_another(store: JobStore) -> None:
     lease = await one_claimed(store, batch=BatchId("z"))
-    await store.finish(lease, DONE, at(1))
+    await finish(store, lease, DONE, 1)
     other, job = TenantId("else"), JobId("a")
     assert await store.get(other, job) is None
     assert await store.result(other, job) is None
@@ -280,7 +298,7 @@ async def test_pages_follow_one_another_by_sequence(store: JobStore) -> None:
 async def test_counts_tell_where_jobs_are(store: JobStore) -> None:
     await put(store, spec("a"), spec("b"), spec("c", "else"), spec("d", model="x"))
     (claim,) = await store.claim(ask(1), order(), at(0))
-    await store.finish(claim.lease, DONE, at(1))
+    await finish(store, claim.lease, DONE, 1)
     told = [(t.tenant, t.model, t.state, t.jobs) for t in await store.counts()]
     assert told == [
         ("acme", "m", "done", 1),
@@ -294,14 +312,14 @@ async def test_counts_tell_where_jobs_are(store: JobStore) -> None:
 async def test_a_job_is_kept_for_its_time_and_then_forgotten_with_its_key(store: JobStore) -> None:
     lease = await one_claimed(store, keep=60, key="k")
     await put(store, spec("waits"))
-    await store.finish(lease, DONE, at(1))
+    await finish(store, lease, DONE, 1)
     assert await store.purge(at(60)) == 0
     assert await store.purge(at(61)) == 1
     assert await store.get(ACME, JobId("a")) is None
     assert await store.result(ACME, JobId("a")) is None
     assert await state(store, "waits") is State.QUEUED
     await put(store, spec("b", key="k"), body=b"another")
-    assert await store.finish(lease, DONE, at(62)) is Finished.LOST
+    assert await finish(store, lease, DONE, 62) is Finished.LOST
 
 
 async def test_a_hog_does_not_hold_back_the_few_jobs_of_another(store: JobStore) -> None:
@@ -323,5 +341,5 @@ async def test_what_was_not_worked_on_costs_nothing_and_what_took_more_costs_mor
     assert sorted(ids(claims)) == ["a0", "b0"]
     mine, theirs = sorted(claims, key=lambda claim: claim.job.spec.id)
     await store.release([mine.lease], at(1))
-    await store.finish(theirs.lease, Ending(state=State.DONE, spent=Service(30)), at(1))
+    await finish(store, theirs.lease, Ending(state=State.DONE, spent=Service(30)), 1)
     assert ids(await store.claim(ask(3), order(), at(1))) == ["a0", "a1", "a2"]

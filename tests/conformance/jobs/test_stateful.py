@@ -81,7 +81,7 @@ class Compared(RuleBasedStateMachine):
         told = Result(status=200, body=lease.owner.encode())
         service = None if spent is None else Service(spent)
         ending = Ending(state=state, result=told, spent=service)
-        self.both("finish", lease, ending, at(self.now))
+        self.both("finish", [(lease, ending)], at(self.now))
 
     @rule(lease=consumes(leases))
     def release(self, lease: Lease) -> None:

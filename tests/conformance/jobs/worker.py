@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.ports.job import State
 from headrace.ports.jobs import Ending, Finished, Result
-from tests.conformance.jobs.scenes import ask, at, ids, order
+from tests.conformance.jobs.scenes import ask, at, finish, ids, order
 
 UNTIL = 10**6
 """Until when its leases hold, in seconds."""
@@ -32,7 +32,7 @@ async def race(store: SqliteJobs, owner: str) -> None:
     """Work until nothing is left."""
     while claims := await store.claim(ask(2, owner=owner, until=UNTIL), order(), at(5)):
         for claim in claims:
-            assert await store.finish(claim.lease, told_by(owner), at(5)) is Finished.STORED
+            assert await finish(store, claim.lease, told_by(owner), 5) is Finished.STORED
             say(claim.job.spec.id)
     say("over")
 
@@ -44,7 +44,7 @@ async def churn(store: SqliteJobs, owner: str) -> None:
         await store.renew(leases, at(UNTIL))
         if len(leases) > 1:
             await store.release(leases[1:2], at(5))
-        assert await store.finish(leases[0], told_by(owner), at(5)) is Finished.STORED
+        assert await finish(store, leases[0], told_by(owner), 5) is Finished.STORED
         say(leases[0].job)
     say("over")
 

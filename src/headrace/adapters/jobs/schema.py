@@ -118,8 +118,6 @@ def opened(path: Path, limits: Limits, busy_ms: int) -> sqlite3.Connection:
 def _set(connection: sqlite3.Connection, limits: Limits) -> None:
     for setting in (
         "journal_mode = wal",
-        # A job that was taken is there after a power cut too: each commit is flushed.
-        "synchronous = full",
         "secure_delete = on",  # what is purged is no longer to be read in the file
         f"journal_size_limit = {_WAL_BYTES}",
     ):

@@ -124,8 +124,8 @@ class SqliteJobs:
     async def renew(self, leases: Sequence[Lease], until: UnixNs) -> list[Renewal]:
         return await self._do(lambda: self._tables.renew(leases, until))
 
-    async def finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
-        return await self._do(lambda: self._tables.finish(lease, ending, now))
+    async def finish(self, endings: Sequence[tuple[Lease, Ending]], now: UnixNs) -> list[Finished]:
+        return await self._do(lambda: self._tables.finish(endings, now))
 
     async def release(self, leases: Sequence[Lease], now: UnixNs) -> list[bool]:
         return await self._do(lambda: self._tables.release(leases, now))

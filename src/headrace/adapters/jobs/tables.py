@@ -93,7 +93,12 @@ class Tables:
         self._sql.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, told: bool = False) -> Iterator[None]:
+        """Do all of it or nothing; `told`: somebody relies on it, so that it must outlive a power cut.
+
+        What was not flushed is lost from the end of the log, and only then.
+        """
+        self._sql.execute(f"pragma synchronous = {'full' if told else 'normal'}")
         self._sql.execute("begin immediate")
         try:
             yield
@@ -107,7 +112,7 @@ class Tables:
 
     def put(self, jobs: Sequence[tuple[JobSpec, bytes]]) -> list[Put | Refused]:
         """See `JobStore`."""
-        with self._transaction():
+        with self._transaction(told=True):
             return [self._put(spec, body) for spec, body in jobs]
 
     def _put(self, spec: JobSpec, body: bytes) -> Put | Refused:
@@ -142,7 +147,7 @@ class Tables:
 
     def cancel(self, tenant: TenantId, jobs: Sequence[JobId], now: UnixNs) -> list[Cancel]:
         """See `JobStore`."""
-        with self._transaction():
+        with self._transaction(told=True):
             return [self._cancel(tenant, job, now) for job in jobs]
 
     def _cancel(self, tenant: TenantId, ident: JobId, now: UnixNs) -> Cancel:
@@ -225,22 +230,25 @@ class Tables:
         self._save(msgspec.structs.replace(job, lease_until_ns=until))
         return Renewal.STOP if job.cancel_asked else Renewal.HELD
 
-    def finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
+    def finish(self, endings: Sequence[tuple[Lease, Ending]], now: UnixNs) -> list[Finished]:
         """See `JobStore`."""
+        with self._transaction(told=True):
+            return [self._finish(lease, ending, now) for lease, ending in endings]
+
+    def _finish(self, lease: Lease, ending: Ending, now: UnixNs) -> Finished:
         result = ending.result
         if result is not None and len(result.body) > self._limits.result_bytes:
             return Finished.TOO_LARGE
-        with self._transaction():
-            job = self._job(_BY_ID, lease.job)
-            if job is None or not job.is_held_by(lease):
-                return Finished.LOST
-            if job.is_over:
-                return Finished.REPEATED
-            self._save(ended(job, ending.state, now, owner=lease.owner))
-            if result is not None:
-                self._sql.execute("insert into result values (?, ?)", (job.seq, _pack(result)))
-            if ending.spent is not None:
-                self._owe(job, ending.spent - job.spec.service)
+        job = self._job(_BY_ID, lease.job)
+        if job is None or not job.is_held_by(lease):
+            return Finished.LOST
+        if job.is_over:
+            return Finished.REPEATED
+        self._save(ended(job, ending.state, now, owner=lease.owner))
+        if result is not None:
+            self._sql.execute("insert into result values (?, ?)", (job.seq, _pack(result)))
+        if ending.spent is not None:
+            self._owe(job, ending.spent - job.spec.service)
         return Finished.STORED
 
     def release(self, leases: Sequence[Lease], now: UnixNs) -> list[bool]:
