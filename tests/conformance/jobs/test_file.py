@@ -12,6 +12,7 @@ from headrace.adapters.jobs.sqlite import PENDING_MAX, SqliteJobs
 from headrace.model.ids import TenantId
 from headrace.ports.job import JobId, State
 from headrace.ports.jobs import (
+    SWEEP_MAX,
     Ending,
     Finished,
     Limits,
@@ -21,9 +22,10 @@ from headrace.ports.jobs import (
     StoreBusyError,
     StoreFaultError,
     StoreFullError,
+    Swept,
 )
 from headrace.units import MIB, Bytes
-from tests.conformance.jobs.scenes import DONE, ask, at, finish, order, put, spec, state
+from tests.conformance.jobs.scenes import DONE, ask, at, finish, ids, order, put, spec, state
 
 ACME = TenantId("acme")
 
@@ -214,6 +216,19 @@ async def test_what_somebody_was_told_is_flushed_and_what_can_be_done_again_is_n
         "finish",
     }
     assert set(levels.values()) == {"full", "normal"}
+    await store.close()
+
+
+@pytest.mark.asyncio
+async def test_nothing_past_its_deadline_is_handed_out_though_a_sweep_leaves_some(
+    path: Path,
+) -> None:
+    store = SqliteJobs(path)
+    await put(store, *(spec(f"{n}", deadline=10) for n in range(SWEEP_MAX + 50)))
+    await put(store, spec("far", priority=1))
+    assert ids(await store.claim(ask(), order(), at(10))) == ["far"]
+    assert await store.sweep(at(10)) == Swept(expired=50)
+    assert (await store.purge(at(10**6)), await store.purge(at(10**6))) == (SWEEP_MAX, 50)
     await store.close()
 
 

@@ -7,10 +7,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from msgspec import msgpack
 
 from headrace.adapters.jobs.schema import opened
 from headrace.adapters.jobs.tables import Tables
 from headrace.model.ids import TenantId
+from headrace.policy.fairness.claims import Line, Memory
 from headrace.ports.job import OVER, JobId, Lease, State
 from headrace.ports.jobs import Ending, Limits, Result
 from headrace.units import Service
@@ -120,6 +122,14 @@ class Compared(RuleBasedStateMachine):
                 if job.is_over:
                     end = (job.state, result)
                     assert self.ends.setdefault(job.spec.id, end) == end
+
+    @invariant()
+    def they_remember_the_same(self) -> None:
+        sql = self.real._sql
+        rows = sql.execute("select model, packed from memory")
+        assert {m: msgpack.decode(packed, type=Memory) for m, packed in rows} == self.naive.memory
+        owed = {(m, Line(t, c)): s for m, t, c, s in sql.execute("select * from owed")}
+        assert owed == self.naive.owed
 
     def teardown(self) -> None:
         self.real.close()

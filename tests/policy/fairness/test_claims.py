@@ -97,6 +97,18 @@ def test_who_comes_late_neither_waits_for_a_hog_nor_has_what_it_slept_through() 
     assert [one for one, _ in taken].count(few) == 5
 
 
+def test_who_had_much_and_was_idle_for_a_moment_comes_back_behind() -> None:
+    a, b, by = line("a"), line("b"), order({})
+    jobs = {a: [100], b: [1] * 50, line("c"): [1]}
+    memory, taken = claim(by, Memory(), jobs, 1)
+    assert taken == [(a, 100)]
+    memory, taken = claim(by, memory, jobs, 2)
+    assert taken == [(b, 1), (line("c"), 1)]
+    jobs[a] = [1] * 5
+    _, taken = claim(by, memory, jobs, 20)
+    assert {one for one, _ in taken} == {b}
+
+
 def test_an_organisation_shares_as_one_however_many_tenants_it_has() -> None:
     links = {f"t{n}": Link(Level.ORGANISATION, "many") for n in range(5)}
     by = order({}, **links)
