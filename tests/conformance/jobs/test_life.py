@@ -1,6 +1,7 @@
 """The life of a job: which moves there are, and that there are no others."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from headrace.ports.jobs import Ending
 from tests.conformance.jobs.scenes import at, spec
 
 STATES = list(State)
+PAGE = Path(__file__).parents[3] / "docs" / "deferred.md"
 
 
 def job(state: State) -> Job:
@@ -40,6 +42,13 @@ def test_only_moves_of_the_table_can_be_made(before: State, after: State) -> Non
 def test_the_table_has_every_state_and_nothing_follows_an_end() -> None:
     assert MOVES.keys() == set(State)
     assert set(State) - {State.QUEUED, State.CLAIMED} == OVER
+
+
+def test_the_page_tells_the_moves_there_are() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
+    told = [(before.strip(), after.strip()) for before, after in rows]
+    assert told[1:] == [(b, a) for b in State for a in State if a in MOVES[b]]
 
 
 @pytest.mark.parametrize("state", sorted(OVER))
