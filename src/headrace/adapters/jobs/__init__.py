@@ -1,0 +1,1 @@
+"""Where deferred jobs are kept."""
