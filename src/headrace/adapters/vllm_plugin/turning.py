@@ -126,7 +126,7 @@ class Turner:
         if prefills:
             self.changed |= Break.FIRST_TOKEN  # of one of them, at the end of this step
             if guests.marked or knobs.token_budget < sizes.budget:  # else as vLLM has them
-                scheduler.running = decodes + prefills
+                scheduler.running = decodes + _as_started(prefills, guests)
         scheduler.max_num_active_reqs = min(sizes.slots, knobs.running_limit)
         if not sizes.cuts:
             return
@@ -184,6 +184,14 @@ def split(running: Iterable[EngineRequest]) -> tuple[list[EngineRequest], list[E
     for one in running:
         (prefills if one.is_prefill_chunk else decodes).append(one)
     return decodes, prefills
+
+
+def _as_started(prefills: list[EngineRequest], guests: Guests) -> list[EngineRequest]:
+    """Return prompts by when they started, which a step with ranks may have changed."""
+    known = guests.running
+    return sorted(
+        prefills, key=lambda one: known[one.request_id].started if one.request_id in known else 0
+    )
 
 
 def _fronts(
