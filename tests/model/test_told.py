@@ -70,6 +70,8 @@ WHOLE: dict[str, Any] = {
         {"headrace_way": '[[1,"c",4,7],[4,"u",1,9]]'},
         {"headrace_way": '[[3,"t\\n",1,9]]'},
         {"headrace_tenant": "t\n"},
+        {"headrace_tenant": "\x9b2J"},
+        {"headrace_class": "\ud800"},
         {"headrace_way": '[[3,"t",0,9]]'},
         {"headrace_way": '[[3,"t",1,-9]]'},
         {"headrace_way": f'[[3,"{"t" * 5_000}",1,9]]'},
