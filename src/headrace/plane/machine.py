@@ -25,7 +25,7 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.paths import SEPARATOR, Level, Link, Path, path, step_down
+from headrace.model.paths import SEPARATOR, UNTOLD, Level, Link, Path, path, step_down
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
@@ -187,8 +187,6 @@ def _link(level: Level, spec: LaneSpec | ClassSpec | OrganisationSpec | TenantSp
     return Link(level, spec.name, spec.weight, minimum, max(1, maximum))
 
 
-UNTOLD = ""
-"""The user that all requests are for that tell none, where a tenant's users have parts of its own."""
 NO_RULES = Rules()
 Survey = tuple[RequestId | None, dict[ReplicaName, ReplicaView]]
 NOT_SURVEYED: Survey = (None, {})
