@@ -19,7 +19,7 @@ NUMBERS = st.integers(0, 2**63 - 1)
 @st.composite
 def tolds(draw: st.DrawFn) -> Told:
     """Draw what may be told; whole milliseconds, since those travel."""
-    levels = sorted(draw(st.sets(st.sampled_from(Level), min_size=1)))
+    levels = sorted({*draw(st.sets(st.sampled_from(Level))), Level.TENANT})
     way = path(*(Link(one, draw(NAMES), draw(st.integers(1, 1_000))) for one in levels))
     return Told(
         tenant=TenantId(draw(NAMES)),
@@ -66,6 +66,12 @@ WHOLE: dict[str, Any] = {
         {"headrace_way": '[[3,"t",1,9],[1,"c",4,7]]'},  # up the tree
         {"headrace_way": '[[3,"t",1,9],[3,"u",1,9]]'},  # twice at one level
         {"headrace_way": '[[9,"t",1,9]]'},
+        {"headrace_way": '[[0,"l",1,9]]'},  # no tenant
+        {"headrace_way": '[[1,"c",4,7],[4,"u",1,9]]'},
+        {"headrace_way": '[[3,"t\\n",1,9]]'},
+        {"headrace_tenant": "t\n"},
+        {"headrace_tenant": "\x9b2J"},
+        {"headrace_class": "\ud800"},
         {"headrace_way": '[[3,"t",0,9]]'},
         {"headrace_way": '[[3,"t",1,-9]]'},
         {"headrace_way": f'[[3,"{"t" * 5_000}",1,9]]'},

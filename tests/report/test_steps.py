@@ -25,7 +25,7 @@ from headrace.report.steps import (
     victims,
     walk,
 )
-from headrace.report.steps_read import Log
+from headrace.report.steps_read import Log, who_was_there
 from headrace.report.steps_table import NOTES_SHOWN, steps_report, steps_tables
 from headrace.report.tables import render_all
 from headrace.units import MICRO, InstantNs, Tokens
@@ -325,6 +325,50 @@ def test_order_agrees_with_every_pair_looked_at(left: list[int], order: Any) -> 
     steps = [step(1, arrived=waiting(*left), started=tuple(started))]
     pairs = [(left[a], left[b]) for i, a in enumerate(started) for b in started[i + 1 :]]
     assert first_order(steps) == Order(len(pairs), sum(first <= then for first, then in pairs))
+
+
+# What was planned ahead -------------------------------------------------------------------------
+
+
+def test_what_is_computed_for_who_is_over_is_nobodys() -> None:
+    """Where a step is planned while the one before it runs, that one's ends are in it still."""
+    steps = [
+        step(1, arrived=(arrived(0), arrived(1, "b")), started=(0, 1), prefills=((0, 0, 10),)),
+        step(2, decodes=(0,), prefills=((1, 0, 4),), ended=ended(0, 1)),
+        step(3, decodes=(0,), prefills=((1, 4, 6),), preempted=(0,), ended=ended(0)),
+        step(4, resumed=(0,), decodes=(0,)),
+    ]
+    assert used(steps) == {"a": Used(computed=10, output=2), "b": Used(computed=4)}
+    assert victims(steps) == []
+    assert all(not requests.backlogged() for _, requests in walk(steps))
+    render_all(steps_tables(steps_report(log(steps), token_service())))
+
+
+NUMBERS = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+ANY_STEPS = st.lists(
+    st.builds(
+        lambda **fields: fields,
+        arrived=NUMBERS.flatmap(
+            lambda some: st.sampled_from("ab").map(
+                lambda tenant: tuple(arrived(n, tenant, left_ms=n) for n in some)
+            )
+        ),
+        started=NUMBERS,
+        resumed=NUMBERS,
+        preempted=NUMBERS,
+        decodes=NUMBERS,
+        prefills=NUMBERS.map(lambda some: tuple((n, n, 5) for n in some)),
+        ended=NUMBERS.map(lambda some: ended(*some)),
+    ),
+    max_size=6,
+)
+
+
+@given(ANY_STEPS)
+def test_a_log_that_cannot_be_true_is_reported_all_the_same(fields: list[dict[str, Any]]) -> None:
+    steps = [step(number, **more) for number, more in enumerate(fields)]
+    alive = who_was_there([], steps)
+    render_all(steps_tables(steps_report(log(steps, alive=tuple(alive)), token_service())))
 
 
 # Victims and waits -------------------------------------------------------------------------------

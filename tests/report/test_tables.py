@@ -37,6 +37,17 @@ def test_a_table_is_fixed_width_text() -> None:
     assert render(table) == ("t\n  name        n\n  a           1\n  longer  1,000\n  n\n")
 
 
+@pytest.mark.parametrize("evil", ["\x1b[2J", "\n", "\r", "\x9b2J", "\x7f", "\u202e", "\x00"])
+def test_no_name_moves_a_terminal(evil: str) -> None:
+    columns = (Column("name", right=False), Column("n"))
+    plain = evil.replace(evil[0], "?")
+    tables = [
+        Table(title=f"t{x}", columns=columns, rows=((f"é{x}", "1"),), note=f"n{x}")
+        for x in (evil, plain)
+    ]
+    assert render(tables[0]) == render(tables[1])
+
+
 def test_the_first_lines_say_goodput_attainment_and_denominators() -> None:
     lines = render_summary(summarise(run(pairs()))).splitlines()
     assert lines[0] == "tenant_first  (by hand, seed 1)"

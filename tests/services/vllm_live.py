@@ -38,7 +38,7 @@ class Shares(Struct, frozen=True, kw_only=True):
     """Of the answers that were whole before one of them had nothing left to wait for."""
 
 
-async def shares(engine: Engine, *, of: int = 60, weight: int = 1, name: str = "") -> Shares:
+async def shares(engine: Engine, *, of: int = 120, weight: int = 1, name: str = "") -> Shares:
     """Offer three times as many requests for one tenant as for another."""
     light, heavy = f"light{name}", f"heavy{name}"
     one = Sent(tenant=light, prompt=64, output=16, weight=weight)

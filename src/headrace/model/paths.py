@@ -14,6 +14,8 @@ from headrace.units import MICRO
 ROOT = ""
 SEPARATOR = "\x1f"
 """Between the names in a key: no name has it."""
+UNTOLD = ""
+"""The user that all requests are for that tell none, where a tenant's users have parts of its own."""
 
 
 class Level(IntEnum):

@@ -18,7 +18,7 @@ from headrace.units import NS_PER_MS, DurationNs
 PREFIX = "headrace_"
 """Every name that is told begins with it. A caller's own never does: they are taken out on the way."""
 _FAR_MS = 366 * 24 * 3_600 * 1_000
-_Name = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f]*$")]
+_Name = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z")]
 _Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Counter = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Steps = Annotated[
@@ -82,8 +82,8 @@ def heard(scalars: Mapping[str, object] | None) -> Told | None:
     told = msgspec.convert(scalars, _Scalars)
     steps = _STEPS.decode(told.way)
     levels = [level for level, *_ in steps]
-    if levels != sorted(set(levels)):
-        raise ValueError(f"{PREFIX}way does not go down the share tree")
+    if levels != sorted(set(levels)) or Level.TENANT not in levels:
+        raise ValueError(f"{PREFIX}way does not go down the share tree to a tenant")
     return Told(
         tenant=TenantId(told.tenant),
         slo_class=ClassName(told.slo_class),

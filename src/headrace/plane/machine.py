@@ -26,7 +26,7 @@ from headrace.model.ids import (
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.paths import SEPARATOR, Level, Link, Path, path, step_down
+from headrace.model.paths import SEPARATOR, UNTOLD, Level, Link, Path, path, step_down
 from headrace.model.profile import Profile
 from headrace.model.request import Request
 from headrace.model.slo import Moments, Outcome, indicators, misses
@@ -190,8 +190,6 @@ def _link(level: Level, spec: LaneSpec | ClassSpec | OrganisationSpec | TenantSp
     return Link(level, spec.name, spec.weight, minimum, max(1, maximum))
 
 
-UNTOLD = ""
-"""The user that all requests are for that tell none, where a tenant's users have parts of its own."""
 NO_RULES = Rules()
 Survey = tuple[RequestId | None, dict[ReplicaName, ReplicaView]]
 NOT_SURVEYED: Survey = (None, {})

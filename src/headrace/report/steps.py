@@ -30,12 +30,16 @@ def token_service(output_weight: float = OUTPUT_WEIGHT) -> Linear:
 
 
 class Requests:
-    """Who is known and who waits, as one step after another is taken; who ended is forgotten."""
+    """Who is known and who waits, as one step after another is taken; who ended is forgotten.
+
+    A step that was planned while the one before it ran may still have somebody who ended in that: what
+    it computed of such a request is nobody's, and told of nobody.
+    """
 
     def __init__(self, alive: Iterable[Alive] = ()) -> None:
         """Begin with those who were there before."""
         self.known: dict[int, Arrived] = {}
-        self._waiting: set[int] = set()
+        self._waiting: dict[int, TenantId] = {}
         self._by_tenant: dict[TenantId, int] = {}
         for one in alive:
             self.known[one.arrived.n] = one.arrived
@@ -58,20 +62,22 @@ class Requests:
             self._leave(one.n)
             self.known.pop(one.n, None)
 
+    def of(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of them that are not over."""
+        return [n for n in numbers if n in self.known]
+
     def backlogged(self) -> set[TenantId]:
         """Return the tenants of whom at least one request waits."""
         return self._by_tenant.keys() - {UNKNOWN}
 
     def _wait(self, n: int) -> None:
-        if n not in self._waiting:
-            self._waiting.add(n)
-            tenant = self.known[n].tenant
+        if n in self.known and n not in self._waiting:
+            tenant = self._waiting[n] = self.known[n].tenant
             self._by_tenant[tenant] = self._by_tenant.get(tenant, 0) + 1
 
     def _leave(self, n: int) -> None:
-        if n in self._waiting:
-            self._waiting.remove(n)
-            tenant = self.known[n].tenant
+        tenant = self._waiting.pop(n, None)
+        if tenant is not None:
             self._by_tenant[tenant] -= 1
             if not self._by_tenant[tenant]:
                 del self._by_tenant[tenant]
@@ -121,7 +127,9 @@ class Meter:
         found: dict[TenantId, Used] = {}
         started = set(step.started)
         for n, position, tokens in step.prefills:
-            one = requests.known[n]
+            one = requests.known.get(n)
+            if one is None:
+                continue
             used = found.setdefault(one.tenant, Used())
             if n in started and n not in self._to:
                 used.cached += position
@@ -133,7 +141,7 @@ class Meter:
             self._to[n] = max(to, end)
             if end >= one.prompt_tokens + self._made.get(n, 0):
                 self._token(n, used)
-        for n in step.decodes:
+        for n in requests.of(step.decodes):
             self._token(n, found.setdefault(requests.known[n].tenant, Used()))
         for over in step.ended:
             self._to.pop(over.n, None)
@@ -205,7 +213,7 @@ def prefill_between_tokens(
         for n in step.preempted:
             before.pop(n, None)
         total += sum(tokens for _, _, tokens in step.prefills)
-        for n in step.decodes:
+        for n in requests.of(step.decodes):
             if n in before:
                 found.setdefault(requests.known[n].tenant, []).append(total - before[n])
             before[n] = total
@@ -307,7 +315,7 @@ def victims(steps: Iterable[Step], alive: Iterable[Alive] = ()) -> list[Victim]:
             deadline_ns=deadline(one),
         )
         for step, requests in walk(steps, alive)
-        for n in step.preempted
+        for n in requests.of(step.preempted)
         for one in (requests.known[n],)
     ]
 
@@ -318,7 +326,7 @@ def queue_times(
     """Return by tenant how long requests waited in the engine, from arrival to their first step."""
     found: dict[TenantId, list[DurationNs]] = {}
     for step, requests in walk(steps, alive):
-        for one in (requests.known[n] for n in step.started):
+        for one in (requests.known[n] for n in requests.of(step.started)):
             if one.tenant != UNKNOWN:
                 waited = DurationNs(max(0, step.at_ns - one.at_ns))
                 found.setdefault(one.tenant, []).append(waited)

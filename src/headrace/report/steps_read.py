@@ -99,7 +99,7 @@ def _joined(parts: list[_Part]) -> Log:
                 f"{names}: step {after.step} follows step {before.step}:"
                 " files of two engines, or one given twice"
             )
-    alive = _alive([part.head for part in parts if part.head is not None], steps)
+    alive = who_was_there([part.head for part in parts if part.head is not None], steps)
     return Log(
         head=parts[0].head,
         alive=tuple(alive),
@@ -109,7 +109,7 @@ def _joined(parts: list[_Part]) -> Log:
     )
 
 
-def _alive(heads: list[Head], steps: list[Step]) -> list[Alive]:
+def who_was_there(heads: list[Head], steps: list[Step]) -> list[Alive]:
     """Return who was there before the first step: those of its head, and whoever else turns up."""
     found = {one.arrived.n: one for one in heads[0].alive} if heads else {}
     rows = {one.arrived.n: one.arrived for head in heads for one in head.alive}

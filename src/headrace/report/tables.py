@@ -5,6 +5,7 @@ plain records, rendered here as fixed-width text and elsewhere as rich text or H
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from unicodedata import category
 
 from msgspec import Struct
 
@@ -40,9 +41,10 @@ class Table(Struct, frozen=True, kw_only=True):
 def render(table: Table) -> str:
     """Return a table as fixed-width text, no line ending in blanks."""
     names = tuple(column.name for column in table.columns)
-    headed = (names, *table.rows) if any(names) else table.rows
+    rows = [tuple(map(_plain, row)) for row in table.rows]
+    headed = [names, *rows] if any(names) else rows
     widths = [max((len(row[i]) for row in headed), default=0) for i in range(len(names))]
-    lines = [table.title] if table.title else []
+    lines = [_plain(table.title)] if table.title else []
     for row in headed:
         cells = (
             cell.rjust(width) if column.right else cell.ljust(width)
@@ -50,8 +52,15 @@ def render(table: Table) -> str:
         )
         lines.append(("  " + "  ".join(cells)).rstrip())
     if table.note:
-        lines.append(f"  {table.note}")
+        lines.append(f"  {_plain(table.note)}")
     return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return text that moves no terminal: names and notes may be somebody else's."""
+    if text.isprintable():
+        return text
+    return "".join("?" if category(one).startswith("C") else one for one in text)
 
 
 def render_all(tables: Iterable[Table]) -> str:

@@ -161,3 +161,15 @@ def test_by_choice_it_runs_there(name: str, choice: str) -> None:
     order = [f"{n}" for n in range(5)]
     assert starts(run)[1:] == (order[::-1] if choice == "try" else order)
     assert any("0.32.0 is not among" in text for text in run.said)
+
+
+@both
+def test_looking_on_it_changes_nothing_whatever_is_told_it(depth: str) -> None:
+    scene = tight(depth, "priority", mode="passive")
+    own = replace(scene.engine, scheduler=depth, additional_config={})
+    run = vllm_steps.shared().play(scene)
+    theirs = vllm_steps.shared().play(replace(scene, engine=own))
+    assert [tuple(step.tokens.items()) for step in run.steps] == [
+        tuple(step.tokens.items()) for step in theirs.steps
+    ]
+    assert run.fates == theirs.fates

@@ -165,13 +165,18 @@ def ours(profile: Profile, case: Case, requests: Sequence[Marked], folder: Path)
     )
 
 
+def unordered(made: Sequence[Made]) -> list[tuple[int, int, frozenset[str], dict[str, int]]]:
+    """Return steps without the order of their prompts: in vLLM whoever may have to give way stands last."""
+    return [(start, end, decodes, dict(prompts)) for start, end, decodes, prompts in made]
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_our_scheduler_takes_the_emulated_engines_steps(case: Case, tmp_path: Path) -> None:
     profile = small(case.blocks, budget=case.budget, running=case.running)
     requests = drawn(case)
     run = ours(profile, case, requests, tmp_path)
     made = emulate(profile, case, requests, run.steps[0].end_ps // PS_PER_NS)
-    assert made == steps(run)
+    assert unordered(made) == unordered(steps(run))
     order = list(dict.fromkeys(name for _, _, _, prompts in made for name, _ in prompts))
     assert order == starts(run)
     assert (case.blocks < 1_000) == any(step.preempted for step in run.steps)

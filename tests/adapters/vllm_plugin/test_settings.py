@@ -78,6 +78,9 @@ def test_everything_may_be_said() -> None:
         ({"ordering": {"kind": "nice"}}, "ordering"),
         ({"late_ms": 0}, "late_ms"),
         ({"step_log": 5}, "step_log"),
+        ({"step_log": "/"}, "step_log: expected the name of a file"),
+        ({"step_log": "."}, "step_log: expected the name of a file"),
+        ({"step_log": "a\0b"}, "step_log: expected the name of a file"),
         ({"step_log_mib": 0}, "step_log_mib"),
     ],
 )
@@ -136,7 +139,8 @@ def test_profile_that_cannot_be_read_is_refused(
 ) -> None:
     path = tmp_path / "mine.json"
     write(path)
-    with pytest.raises(ValueError, match=rf"mine\.json: .*{complaint}"):
+    where = r"^additional_config\.headrace\.profile: .*"
+    with pytest.raises(ValueError, match=rf"{where}mine\.json: .*{complaint}"):
         sizes(given_as(profile=str(path)))
 
 

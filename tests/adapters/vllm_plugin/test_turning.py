@@ -356,6 +356,11 @@ def test_no_more_are_ranked_than_a_step_may_take() -> None:
     assert len(ranked(here, *many)) == VICTIMS
 
 
+def test_nobody_is_ranked_where_nobody_runs() -> None:
+    """In a pool smaller than a step's budget blocks may run out at once."""
+    assert ranked(guests()) == []
+
+
 def test_who_came_before_the_records_is_left_to_vllm() -> None:
     here = guests()
     known = running(here, "known", told())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model.ids import TenantId
-from headrace.model.paths import Path
+from headrace.model.paths import Level, Link, Path, step_down
 from headrace.policy.fairness.costs import Linear
 from headrace.policy.fairness.line import LATE_NS, Line, Seat
 from headrace.policy.ordering.orders import (
@@ -104,6 +104,39 @@ def test_whoever_waits_gets_one_turn(
     now = InstantNs(BEGIN + later_ms * NS_PER_MS)
     assert sorted(drain(one, now)) == list(range(1, len(drawn) + 1))
     assert (one.count, one.head(now)) == (0, None)
+
+
+WITH_USERS = (A, B, *(step_down(way, Link(Level.USER, user)) for way in (A, B) for user in "uv"))
+"""A tenant as gateways tell of it that know of its users, and as others do."""
+
+
+@given(
+    st.sampled_from(ORDERS),
+    st.lists(st.tuples(st.sampled_from(WITH_USERS), st.integers(-100, 20_000), st.booleans())),
+    st.data(),
+)
+def test_users_and_whole_tenants_wait_beside_each_other(
+    order: Order, drawn: list[tuple[Path, int, bool]], data: st.DataObject
+) -> None:
+    one, found = line(order), []
+    for nth, (way, left_ms, goes) in enumerate(drawn, 1):
+        one.push(seat(nth, way, left_ms=left_ms, counters=(0,) * len(way)), BEGIN)
+        assert set(one.first()) <= set(range(1, nth + 1))
+        if goes and (serial := one.head(BEGIN)) is not None:
+            one.take(serial, BEGIN)
+            one.charge_prompt(drawn[serial - 1][0], data.draw(st.integers(0, 99)), 0)
+            found.append(serial)
+    assert sorted(found + drain(one)) == list(range(1, len(drawn) + 1))
+
+
+def test_a_users_tenant_is_charged_whoever_tells_of_it() -> None:
+    user = step_down(A, Link(Level.USER, "u"))
+    for first, second in ((A, user), (user, A)):
+        one = waiting(TenantFirst(), [seat(1, first), seat(2, second), seat(3, B)])
+        one.charge_prompt(user, 10, 0)
+        one.charge_prompt(A, 10, 0)
+        assert one.counter(A) == one.counter(user) == RATES.amount(20, 0, 0)
+        assert one.head(BEGIN) == 3
 
 
 @pytest.mark.parametrize("order", ORDERS)

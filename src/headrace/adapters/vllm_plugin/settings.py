@@ -83,6 +83,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _faults(self) -> Iterator[str]:
         if isinstance(self.batching, PrefillFirst):
             yield "batching prefill_first: vLLM cannot leave decodes out of a step"
+        if self.step_log is not None and ("\0" in self.step_log or not Path(self.step_log).name):
+            yield "step_log: expected the name of a file"
         if self.profile is None and not isinstance(self.batching, ChunkedPrefill | DecodeFirst):
             yield "this batching sizes steps by their times: give a profile"
 
@@ -104,7 +106,11 @@ def read(additional: object) -> Settings:
 def profile_of(settings: Settings, *, capacity: int, budget: int, slots: int) -> Profile:
     """Return the profile that is named, or one of vLLM's own sizes in which times mean nothing."""
     if settings.profile is not None:
-        return _within(_load(settings.profile), budget, slots)
+        try:
+            profile = _load(settings.profile)
+        except ValueError as error:
+            raise ValueError(f"additional_config.{KEY}.profile: {error}") from error
+        return _within(profile, budget, slots)
     batch = min(slots, capacity)
     return Profile(
         name="unmeasured",

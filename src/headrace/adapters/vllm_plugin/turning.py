@@ -151,6 +151,8 @@ class Turner:
             return []
         guests.follow(running, {})
         holders = list(guests.running.values())
+        if not holders:
+            return []
 
         def pause(nth: int) -> Key:
             # Of those that came without metadata vLLM's own choice gives way, before others like them.

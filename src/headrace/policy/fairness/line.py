@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from headrace.model.ids import ClassName, TenantId
-from headrace.model.paths import Path, tenant_key
+from headrace.model.paths import UNTOLD, Level, Link, Path, step_down, tenant_key
 from headrace.policy.fairness.backlog import NEVER, NONE, Backlog, Waiting
 from headrace.policy.fairness.costs import Linear
 from headrace.policy.fairness.shares import Rules, Shares
@@ -99,8 +99,24 @@ class Line:
             starve_at=self._starve_at(seat),
             late=seat.relegated,
         )
-        self._backlog.add(order, self._shares, seat.way, seat.tenant, _ANY, waiting, again=again)
-        self._refresh(seat.way[-1].key, now)
+        way = self._apart(seat.way)
+        self._backlog.add(order, self._shares, way, seat.tenant, _ANY, waiting, again=again)
+        self._refresh(way[-1].key, now)
+
+    def _apart(self, way: Path) -> Path:
+        """Return the queue's path for a way: one that no other's runs through, nor through another's.
+
+        Two gateways, or one before and after a reload, may tell a tenant's users apart or not. While both
+        wait here, users join the tenant's queue if that was there first; else it is one user more.
+        """
+        queues = self._backlog.queues
+        for at, step in enumerate(way[:-1], start=1):
+            if step.key in queues:
+                return way[:at]
+        last = way[-1].key
+        if last in self._shares.waiting and last not in queues:
+            return step_down(way, Link(Level.USER, UNTOLD))
+        return way
 
     def _starve_at(self, seat: Seat) -> InstantNs:
         """Return until when a request lets others pass; in one line for everybody it does so for ever."""
