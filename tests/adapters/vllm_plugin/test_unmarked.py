@@ -5,7 +5,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from tests.adapters.vllm_plugin.scenes import engine, play
+from tests.adapters.vllm_plugin.fakes import told
+from tests.adapters.vllm_plugin.scenes import engine, play, starts
 from tests.replica.scenes import small
 from tests.services.vllm import needed
 from tests.services.vllm_scene import ASYNC, OURS, Asked, Engine, Run
@@ -68,3 +69,17 @@ def test_every_step_is_as_vllms_own(one: Engine, mode: str) -> None:
 def test_by_priority_they_start_as_vllms_own() -> None:
     theirs, ours = beside(replace(ROOMY, policy="priority"), drawn(2, priorities=3))
     assert steps(ours) == steps(theirs)
+
+
+def test_to_come_without_metadata_is_no_gain() -> None:
+    """Others' urgent work goes first, patient work in its turn; after ten seconds it has its own."""
+    needed()
+    for left_ms, ahead in ((5_000, 20), (60_000, 10)):
+        ours = [
+            Asked(id=f"told{n}", length=40, max_tokens=4, extra_args=told("t", left_ms=left_ms))
+            for n in range(20)
+        ]
+        bare = [Asked(id=f"bare{n}", length=40, max_tokens=4) for n in range(20)]
+        one = engine(OURS, max_num_seqs=1)
+        order = starts(play(*bare, *ours, engine=one))
+        assert sum(name.startswith("told") for name in order[:20]) >= ahead - 1

@@ -69,7 +69,7 @@ class Guest:
         self.seated = self.logged = False
         """For the step log: it got a slot that was not told yet, and it had one before."""
         if told is None:
-            # Due when it may wait no longer: until then it competes as one that cannot wait.
+            # Due when it may wait no longer.
             self.tenant, self.slo_class, self.way = UNMARKED, ClassName(""), _UNMARKED_WAY
             self.deadline, self.relegated, self.gap_ns = later(now, late_ns), False, _UNMARKED_GAP
         else:
@@ -77,8 +77,12 @@ class Guest:
             self.deadline, self.relegated = InstantNs(now + told.left_ns), told.relegated
             self.gap_ns = told.gap_ns
 
-    def seat(self) -> Seat:
-        """Return what the line for a slot may know."""
+    def seat(self, *, lends: bool = False) -> Seat:
+        """Return what the line for a slot may know.
+
+        `lends`: work that nobody is in a hurry for lets others pass there. Nobody knows of a hurry without
+        metadata, and going round a gateway must be no gain: it lets others pass for as long as it may.
+        """
         request = self.request
         return Seat(
             serial=self.n,
@@ -90,7 +94,7 @@ class Guest:
             deadline=self.deadline,
             prompt_tokens=Tokens(request.num_prompt_tokens),
             target=request.num_tokens,
-            relegated=self.relegated,
+            relegated=self.relegated or (lends and self.told is None),
         )
 
 

@@ -117,7 +117,8 @@ class Ordered:
         self._numbers[request.request_id] = guest.n
         self.tokens += request.num_tokens
         self._head = None
-        self._guests.line.push(guest.seat(), self._now(), again=again)
+        line = self._guests.line
+        line.push(guest.seat(lends=line.lends), self._now(), again=again)
         if guest.told is not None:
             return
         if again:
@@ -210,6 +211,7 @@ class TurnQueue:
         self._make, self._failed = own, failed
         self._own = own()
         self._here: OrderedDict[str, EngineRequest] = OrderedDict()
+        self._looked: EngineRequest | None = None
 
     def give_up(self) -> None:
         """Go on in vLLM's own order, for good."""
@@ -238,6 +240,7 @@ class TurnQueue:
             self._add(request, again=True)
 
     def _add(self, request: EngineRequest, *, again: bool) -> None:
+        self._looked = None
         self._here[request.request_id] = request
         if again:
             self._here.move_to_end(request.request_id, last=False)
@@ -254,6 +257,10 @@ class TurnQueue:
 
     def peek_request(self) -> EngineRequest:
         """Return the first. IndexError if nobody waits."""
+        self._looked = self._first()
+        return self._looked
+
+    def _first(self) -> EngineRequest:
         if self._ours is not None and self._here:
             try:
                 return self._here[self._ours.first().request.request_id]
@@ -262,11 +269,11 @@ class TurnQueue:
         return self._own.peek_request()
 
     def pop_request(self) -> EngineRequest:
-        """Take the first. IndexError if nobody waits."""
-        request = self.peek_request()  # vLLM allocated for that one, whatever happens now
+        """Take the first out: that which was looked at last, for it vLLM allocated. IndexError if nobody waits."""
+        request, self._looked = self._looked or self._first(), None
         del self._here[request.request_id]
         if self._ours is None:
-            self._own.pop_request()
+            self._own.remove_requests({request})
             return request
         try:
             popped = self._ours.pop()
@@ -281,6 +288,7 @@ class TurnQueue:
 
     def remove_requests(self, requests: Iterable[EngineRequest]) -> None:
         """Take out those of them that are there."""
+        self._looked = None
         gone = [one for one in requests if self._here.pop(one.request_id, None) is not None]
         if self._ours is None:
             self._own.remove_requests(gone)

@@ -61,6 +61,11 @@ class Line:
         return self._backlog.size
 
     @property
+    def lends(self) -> bool:
+        """Whether what can wait, or is hopeless, lets urgent work pass."""
+        return self._order.by_share and self._order.relegates
+
+    @property
     def nodes(self) -> int:
         """Nodes of the share tree whose counters are kept."""
         return len(self._shares.counters)
@@ -120,7 +125,7 @@ class Line:
 
     def _starve_at(self, seat: Seat) -> InstantNs:
         """Return until when a request lets others pass; in one line for everybody it does so for ever."""
-        if self._order.by_share and self._order.relegates:
+        if self.lends:
             return later(seat.arrived_at, self._late_ns)
         return InstantNs(NEVER + seat.serial)
 
