@@ -63,9 +63,9 @@ class Exchange:
                 return value
         return None
 
-    async def content(self, body: bytes, status: int = 200) -> None:
+    async def content(self, body: bytes, status: int = 200, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON that no admission was needed for."""
-        await answer(self.wire, self.send, status, self.headers, body)
+        await answer(self.wire, self.send, status, [*self.headers, *more], body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away a request that the plane never saw."""
@@ -151,14 +151,18 @@ class Exchange:
 
     def _settled(self, stream: Stream) -> Headers:
         """Return the headers of an admitted request."""
-        return [
-            *self.headers,
-            (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
-            (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
-            (b"x-headrace-attempts", b"1"),
-            (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
-            (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
-        ]
+        return [*self.headers, *settled(stream)]
+
+
+def settled(stream: Stream, attempts: int = 1) -> Headers:
+    """Return what is told of how an answer was made."""
+    return [
+        (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
+        (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
+        (b"x-headrace-attempts", b"%d" % attempts),
+        (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
+        (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
+    ]
 
 
 def _request_id(told: bytes | None) -> bytes:

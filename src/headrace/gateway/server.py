@@ -28,6 +28,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
+from headrace.gateway.jobs.office import office, working
 from headrace.gateway.overview import GroupState
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
@@ -201,6 +202,9 @@ class Gateway:
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
+        aside = lambda: self._aside or self.ending  # noqa: E731 - it is a question
+        self.jobs = office(settings, self.driver, self.app.intake, clock, aside)
+        self.app.desk = None if self.jobs is None else self.jobs.desk
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -213,6 +217,7 @@ class Gateway:
                 decisions=None if observing else decisions,
                 grants=grants,
                 groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
+                jobs=self.jobs,
                 filed=filed,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
@@ -241,7 +246,7 @@ class Gateway:
         self.server.on_accepting = let_in
         self.driver.start(self._config, self._revision, self._source)
         try:
-            async with _answering(self._admin_server, admin_sock):
+            async with _answering(self._admin_server, admin_sock), working(self.jobs):
                 await self.server.serve(sockets=[sock])
         finally:
             self.driver.stop()
