@@ -22,7 +22,7 @@ from headrace.model.paths import Path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
 from headrace.ports.clock import Clock
-from headrace.ports.job import JobId, JobSpec, State, UnixNs
+from headrace.ports.job import JobId, JobSpec, Lease, State, UnixNs
 from headrace.ports.jobs import ClaimAsk, Ending, JobStore, JobStoreError, Renewal, Tally
 from headrace.units import MIB, NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
 
@@ -79,7 +79,7 @@ class Dispatcher:
             result_bytes=spec.result_mib * MIB,
         )
         self._lease_ns = round(spec.lease_s * NS_PER_S)
-        self._runs: dict[JobId, Run] = {}
+        self._runs: dict[Lease, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._hungry: set[ModelName] = set()
         """Models for which jobs may wait."""
@@ -119,9 +119,9 @@ class Dispatcher:
 
     def cancel(self, job: JobId) -> None:
         """Stop work on a job whose caller does not want it; another process's hears by its renewal."""
-        run = self._runs.get(job)
-        if run is not None:
-            self._worker.stop(run, Stop.CANCELLED)
+        for lease, run in self._runs.items():
+            if lease.job == job:
+                self._worker.stop(run, Stop.CANCELLED)
 
     def drain_ns(self) -> DurationNs:
         """Return about how long it takes until one of a tenant's jobs is over."""
@@ -149,7 +149,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """End, and give back what is not done; the driver must still be there."""
-        leases = [run.claim.lease for run in self._runs.values()]
+        leases = list(self._runs)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -198,7 +198,9 @@ class Dispatcher:
     def _look(self, model: ModelName) -> None:
         """Take up as many of a model's jobs as live traffic leaves room for."""
         runs = [run for run in self._runs.values() if run.claim.job.spec.model == model]
-        seen = self._watch.seen(model, [run.request for run in runs])
+        busy = model in self._claiming or model in self._still(self._resting)
+        more = model in self._hungry and not busy
+        seen = self._watch.seen(model, [run.request for run in runs], more=more)
         if not runs and model not in self._hungry:
             return
         room = self._spec.leftover.room(self._paces.get(model, Pace()), seen)
@@ -207,8 +209,7 @@ class Dispatcher:
             for run in runs:
                 if run.request is not None and self._watch.is_stuck(run.request):
                     self._worker.stop(run, Stop.WITHDRAWN)
-        busy = model in self._claiming or model in self._still(self._resting)
-        if room.take and model in self._hungry and not busy:
+        if room.take:
             self._claiming.add(model)
             self._spawn(self._claim(model, room.take))
 
@@ -233,7 +234,7 @@ class Dispatcher:
         if len(claims) == limit:
             self._hungry.add(model)
         for claim in claims:
-            run = self._runs[claim.lease.job] = Run(claim)
+            run = self._runs[claim.lease] = Run(claim)
             self._spawn(self._work(run))
 
     def _order(self, model: ModelName) -> ClaimOrder:
@@ -252,7 +253,7 @@ class Dispatcher:
         return ClaimOrder(way=way, rules=settings.rules[model])
 
     async def _work(self, run: Run) -> None:
-        job = run.claim.lease.job
+        lease = run.claim.lease
         try:
             ending = await self._worker.work(run, self._wall())
             if run.stop is Stop.LOST:
@@ -262,8 +263,8 @@ class Dispatcher:
             else:
                 await self._finish(run, ending)
         finally:
-            del self._runs[job]
-            self.gone(job)
+            del self._runs[lease]
+            self.gone(lease.job)
 
     async def _give_back(self, run: Run) -> None:
         spec = run.claim.job.spec
@@ -328,16 +329,15 @@ class Dispatcher:
             self._wake.set()
 
     async def _renew(self) -> None:
-        runs = list(self._runs.values())
+        runs = dict(self._runs)
         if not runs:
             return
         until = UnixNs(self._wall() + self._lease_ns)
-        found = await self._store.renew([run.claim.lease for run in runs], until)
-        for run, renewal in zip(runs, found, strict=True):
-            if renewal is Renewal.STOP:
-                self._worker.stop(run, Stop.CANCELLED)
-            elif renewal is Renewal.LOST and run.claim.lease.job in self._runs:
-                self._worker.stop(run, Stop.LOST)
+        found = await self._store.renew(list(runs), until)
+        for run, renewal in zip(runs.values(), found, strict=True):
+            if renewal is not Renewal.HELD:
+                why = Stop.CANCELLED if renewal is Renewal.STOP else Stop.LOST
+                self._worker.stop(run, why)
 
 
 _OWN_LIMIT = 429

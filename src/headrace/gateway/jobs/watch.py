@@ -82,8 +82,11 @@ class Watch:
                 since = self._since.setdefault(row.model, _Since())
                 since.add(row, settings.bounds.get(row.slo_class))
 
-    def seen(self, model: ModelName, jobs: list[RequestId | None]) -> Seen:
-        """Return what was seen of a model since this was asked last; `jobs` are those under way."""
+    def seen(self, model: ModelName, jobs: list[RequestId | None], *, more: bool) -> Seen:
+        """Return what was seen of a model since this was asked last.
+
+        `jobs` are those under way; `more`: others wait to be taken up.
+        """
         plane = self._driver.plane
         known, since = plane.state.models.get(model), self._since.pop(model, _Since())
         stuck = sum(self.is_stuck(one) for one in jobs if one is not None)
@@ -94,6 +97,7 @@ class Watch:
             open=self._open(model),
             running=len(jobs),
             stuck=stuck,
+            more=more,
         )
 
     def is_stuck(self, request: RequestId) -> bool:

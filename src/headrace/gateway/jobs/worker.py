@@ -56,11 +56,11 @@ class Worker:
         self._tries, self._result_bytes = tries, result_bytes
 
     def stop(self, run: Run, why: Stop) -> None:
-        """Have work on a job end; the first reason counts."""
-        if run.stop is None:
+        """Have work on a job end; the first reason counts, but a lost lease counts most."""
+        if run.stop is None or why is Stop.LOST:
             run.stop = why
-            if run.request is not None:
-                self._driver.leave(run.request)
+        if run.request is not None:
+            self._driver.leave(run.request)
 
     async def work(self, run: Run, now: UnixNs) -> Ending | None:
         """Return how a job ended, or None if it is to go back."""

@@ -28,6 +28,8 @@ class Seen(Struct, frozen=True, kw_only=True, gc=False):
     """Jobs under way, those included that wait for a replica."""
     stuck: int
     """Of these, those that wait for a replica."""
+    more: bool
+    """Whether others wait to be taken up."""
 
 
 class Pace(Struct, frozen=True, gc=False):
@@ -35,6 +37,8 @@ class Pace(Struct, frozen=True, gc=False):
 
     limit: int = 1
     """Jobs that may be under way."""
+    full: bool = False
+    """As many were."""
     disturbed: bool = False
     """Live traffic was in the way."""
 
@@ -67,7 +71,7 @@ class Leftover(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return how many jobs may run, and how many to take up now.
 
         The limit is halved once for each time that live traffic is in the way; until it is not, nothing is
-        taken up at all. It grows only while it is what keeps more jobs from running.
+        taken up at all. It grows only where it was reached: jobs may have ended since.
         """
         short = seen.slack_ppm is not None and seen.slack_ppm < self.slack * MICRO
         if seen.waiting or seen.refused or short:
@@ -75,9 +79,8 @@ class Leftover(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             if not pace.disturbed:
                 limit = max(1, min(limit, seen.running) // 2)
             return Room(Pace(limit, disturbed=True), withdraw=bool(seen.waiting and seen.stuck))
-        if seen.stuck or not seen.open:
+        if seen.stuck or not seen.open or not seen.more:
             return Room(Pace(min(pace.limit, self.at_once)))
-        limit = pace.limit + 1 if seen.running >= pace.limit else pace.limit
-        limit = min(limit, self.at_once)
+        limit = min(pace.limit + pace.full, self.at_once)
         take = max(0, min(limit - seen.running, self.burst * seen.open))
-        return Room(Pace(limit), take)
+        return Room(Pace(limit, full=seen.running + take >= limit), take)
