@@ -209,6 +209,7 @@ async def test_a_job_that_waits_is_cancelled_for_good() -> None:
     assert gone.headers["x-should-retry"] == "false"
     again = await gateway.ask(path=place, method="DELETE").done()
     assert (again.status, again.json["status"]) == (200, "cancelled")
+    assert not gateway.app.refusals, "to tell of an end is no refusal"
     gateway.dispatcher.start()
     await gateway.until(3_000)
     assert not gateway.driver.recent, "nobody works on it"

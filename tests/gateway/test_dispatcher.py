@@ -316,3 +316,15 @@ async def test_live_answers_that_come_too_late_make_jobs_fewer() -> None:
     await gateway.until(2_050)
     assert gateway.dispatcher.limits() == {MODEL: 2}, "half of those under way"
     await gateway.end()
+
+
+async def test_a_bug_of_its_own_ends_the_process_as_any_other() -> None:
+    class Wrong(NaiveJobs):
+        async def claim(self, ask: Any, order: Any, now: Any) -> Any:
+            raise ValueError(ask, order, now)
+
+    gateway = Deferring(store=Wrong())
+    await gateway.deferred()
+    await gateway.until(200)
+    assert isinstance(gateway.driver.broken, ValueError)
+    await gateway.dispatcher.close()

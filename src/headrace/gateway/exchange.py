@@ -70,9 +70,9 @@ class Exchange:
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away a request that the plane never saw."""
         self.refused = fault
-        await self._tell(fault, *more)
+        await self.tell(fault, *more)
 
-    async def _tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
+    async def tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Answer with an error."""
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.wire, self.send, fault.face.status, fields, body(fault, self.route))
@@ -140,12 +140,12 @@ class Exchange:
         """Answer a request that nothing was sent for yet."""
         match end:
             case Fault():
-                await self._tell(end)
+                await self.tell(end)
             case Refusal():
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
                 await answer(self.wire, self.send, end.status, fields, end.body)
             case Cut() | Done():
-                await self._tell(stream.fault(Edge.UPSTREAM))
+                await self.tell(stream.fault(Edge.UPSTREAM))
             case Left():
                 pass
 

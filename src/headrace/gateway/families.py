@@ -249,8 +249,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "deferred_ended": Family(
         _C,
-        "Deferred requests that ended here: `done`, `failed`, `cancelled`, `expired`.",
+        "Deferred requests that this process worked on to their end.",
         ("result",),
+    ),
+    "deferred_kept": Family(
+        _G, "Deferred requests that are over, until they are forgotten.", ("class", "result")
     ),
     "deferred_returned": Family(
         _C,

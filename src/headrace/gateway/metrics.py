@@ -23,13 +23,13 @@ from headrace.gateway.jobs.office import Office
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import Queues, fleet, waiting
 from headrace.model.engine import Snapshot
-from headrace.model.ids import ClassName, ModelName
+from headrace.model.ids import ModelName
 from headrace.model.slo import FORMULA_REVISION
 from headrace.plane.accounts import Served, Tally
 from headrace.plane.machine import Resolved
 from headrace.policy.fairness.costs import revision
 from headrace.ports.clock import Clock
-from headrace.ports.job import State
+from headrace.ports.job import OVER, State
 from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
 
 Counts = Callable[[], Mapping[str, int]]
@@ -314,13 +314,21 @@ class Metrics:
             return
         dispatcher = jobs.dispatcher
         waits: Counter[tuple[str, str]] = Counter()
+        kept: Counter[tuple[str, str]] = Counter()
         for one in dispatcher.standing.tallies:
+            slo_class = labels.slo_class(one.slo_class)
             if one.state is State.QUEUED:
-                waits[labels.tenant(one.tenant), labels.slo_class(one.slo_class)] += one.jobs
+                waits[labels.tenant(one.tenant), slo_class] += one.jobs
+            elif one.state in OVER:
+                kept[slo_class, one.state] += one.jobs
         taken: Counter[tuple[str, str]] = Counter()
-        for (tenant, slo_class), count in dispatcher.taken.items():
-            taken[labels.tenant(tenant), labels.slo_class(ClassName(slo_class))] += count
-        for family, counts in (("deferred_queued", waits), ("deferred_requests", taken)):
+        for (tenant, asked), count in dispatcher.taken.items():
+            taken[labels.tenant(tenant), labels.slo_class(asked)] += count
+        for family, counts in (
+            ("deferred_queued", waits),
+            ("deferred_requests", taken),
+            ("deferred_kept", kept),
+        ):
             for who, count in counts.items():
                 sheet.put(family, count, *who)
         running = dispatcher.running()

@@ -187,10 +187,9 @@ class Gateway:
         self._log = decisions = self._decisions(beside.config if beside and observing else config)
         logged = None if decisions is None or observing else decisions.decided
         feed = None if settings.admin is None else Feed(config, prices(settings))
-        fleet = engines(settings, clock, past.first_id)
         self.driver = Driver(
             clock,
-            fleet,
+            engines(settings, clock, past.first_id),
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -202,9 +201,6 @@ class Gateway:
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
-        aside = lambda: self._aside or self.ending  # noqa: E731 - it is a question
-        self.jobs = office(settings, self.driver, self.app.intake, clock, aside)
-        self.app.desk = None if self.jobs is None else self.jobs.desk
         self.server = Server(self._uvicorn(), self.driver, settings.server)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
@@ -347,7 +343,7 @@ class Gateway:
         tokenizers = counting(self._settings, lambda: self.driver.engines, clock)
         if tokenizers is not None:
             self._files.callback(tokenizers.close)
-        return App(
+        app = App(
             self.driver,
             keys,
             clock,
@@ -356,6 +352,10 @@ class Gateway:
             observed=told,
             counting=tokenizers,
         )
+        aside = lambda: self._aside or self.ending  # noqa: E731 - it is a question
+        self.jobs = office(self._settings, self.driver, app.intake, clock, aside)
+        app.desk = None if self.jobs is None else self.jobs.desk
+        return app
 
     def _journal(self, spec: JournalSpec) -> HeldJournal | None:
         if spec.path is None:

@@ -198,10 +198,11 @@ class Desk:
         """Give the answer of a job that is over, as it would have been given at once."""
         result = await _asked(self._store.result(job.spec.tenant, job.spec.id))
         if result is None:
-            cause = _WITHOUT_RESULT.get(
-                job.state, Edge.NO_SUCH_JOB
-            )  # purged since it was looked at
-            raise RefusedError(edge(cause))
+            cause = _WITHOUT_RESULT.get(job.state)
+            if cause is None:  # purged since it was looked at
+                raise RefusedError(edge(Edge.NO_SUCH_JOB))
+            await exchange.tell(edge(cause))
+            return
         fields: Headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in result.headers]
         await exchange.content(result.body, result.status, *fields)
 
