@@ -296,3 +296,15 @@ async def test_a_users_name_is_not_kept() -> None:
     assert "alice" not in json.dumps(job.spec.headers)
     assert "s-1" not in json.dumps(job.spec.headers)
     await gateway.end()
+
+
+async def test_the_callers_priority_orders_its_jobs() -> None:
+    gateway, engine = obedient()
+    gateway.aside = True
+    for priority in (3, -(10**9), 0):
+        await gateway.deferred(priority=priority, max_tokens=priority % 7 + 1)
+    gateway.aside = False
+    await gateway.until(500)
+    caps = [call.request.max_output for call in engine.calls]
+    assert caps == [priority % 7 + 1 for priority in (-(10**9), 0, 3)]
+    await gateway.end()

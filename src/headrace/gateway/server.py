@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,13 +13,13 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, JournalSpec, ServerSpec, Settings, UpstreamSpec
+from headrace.config.schema import AdminSpec, JournalSpec, Settings, UpstreamSpec
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.connection import Connection, patient
+from headrace.gateway.connection import patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
@@ -34,6 +33,7 @@ from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.gateway.tokenizers import counting
+from headrace.gateway.traffic import Server
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical, digest
@@ -201,7 +201,8 @@ class Gateway:
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
-        self.server = Server(self._uvicorn(), self.driver, settings.server)
+        rest = None if self.jobs is None else self.jobs.dispatcher.rest
+        self.server = Server(self._uvicorn(), self.driver, settings.server, rest)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -420,73 +421,3 @@ class Gateway:
             message = f"{tls.cert_file}, {tls.key_file}: {error.strerror or error}".lower()
             raise ConfigError([Fault(Origin("certificate"), message, "$.server.tls")]) from error
         return config
-
-
-class Server(uvicorn.Server):
-    """A server that drains its driver before its connections, and takes signals without re-raising.
-
-    The second Ctrl-C does not wait for anybody.
-    """
-
-    def __init__(self, config: uvicorn.Config, driver: Driver, spec: ServerSpec) -> None:
-        """Serve for `driver`, whose streams get the time to finish that `spec` tells."""
-        super().__init__(config)
-        self._driver, self._drain_s = driver, spec.drain_s
-        self._handshake_s = spec.header_timeout_s
-        self.on_accepting: Callable[[], None] | None = None
-        self.succeeded = False
-        """Whether another process has the listener: nobody need be refused."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let callers in. The base knows no limit for the handshake of TLS, so it gets no sockets."""
-        assert sockets is not None, "it does not listen itself"
-        await super().startup([])
-        loop, config = asyncio.get_running_loop(), self.config
-        for sock in sockets:
-            server = await loop.create_server(
-                self._connection,
-                sock=sock,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
-            )
-            self.servers.append(server)
-        told, self.on_accepting = self.on_accepting, None
-        if told is not None:
-            told()
-
-    def _connection(self) -> asyncio.Protocol:
-        kind = self.config.http_protocol_class
-        assert issubclass(kind, Connection), "as configured"
-        return kind(self.config, self.server_state, self.lifespan.state)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse newcomers, let streams finish, end those that do not.
-
-        After a hand-over each connection may ask once more: its caller cannot know of it.
-        """
-        if self.succeeded:
-            for connection in self.server_state.connections:
-                assert isinstance(connection, Connection)
-                connection.retire()
-        else:
-            self._driver.refuse_newcomers()
-        loop = asyncio.get_running_loop()
-        ending = loop.call_later(self._drain_s, self._driver.end_all)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM while serving."""
-        loop = asyncio.get_running_loop()
-        taken = (signal.SIGINT, signal.SIGTERM)
-        for one in taken:
-            loop.add_signal_handler(one, self.handle_exit, one, None)
-        try:
-            yield
-        finally:
-            for one in taken:
-                loop.remove_signal_handler(one)

@@ -29,6 +29,7 @@ JOBS = "/v1/headrace/jobs/"
 """Before a job's id: where it is looked at, and cancelled."""
 _ID_BYTES = 18
 _ID_MAX = 64
+_PRIORITY_MAX = 1_000_000
 _ACCEPTED = 202
 _WORDS = {State.CLAIMED: "running"}
 """States that callers know by another name."""
@@ -122,6 +123,7 @@ class Desk:
             model=quote.model,
             route=letter.route,
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in kept),
+            priority=max(-_PRIORITY_MAX, min(taken.asked.priority or 0, _PRIORITY_MAX)),
             service=quote.service,
             created_ns=now,
             deadline_ns=UnixNs(now + (window_ns if ttl is None else min(window_ns, ttl))),

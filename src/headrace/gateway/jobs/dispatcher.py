@@ -147,6 +147,11 @@ class Dispatcher:
         self._spawn(self._feed())
         self._spawn(self._keep())
 
+    async def rest(self, hurry: Callable[[], bool]) -> None:
+        """Wait until nothing is under way, or there is no time; whoever waits sees that nothing new comes."""
+        while self._runs and not hurry():
+            await self._pause(LOOK_NS)
+
     async def close(self) -> None:
         """End, and give back what is not done; the driver must still be there."""
         leases = list(self._runs)
