@@ -201,8 +201,7 @@ class Gateway:
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
-        rest = None if self.jobs is None else self.jobs.dispatcher.rest
-        self.server = Server(self._uvicorn(), self.driver, settings.server, rest)
+        self.server = Server(self._uvicorn(), self.driver, settings.server, self._rest)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -331,6 +330,11 @@ class Gateway:
         for sock in self.socks or ():
             if sock is not None:
                 sock.close()
+
+    async def _rest(self, hurry: Callable[[], bool]) -> None:
+        """Wait for what is worked on without a connection, or for a reason to hurry."""
+        if self.jobs is not None:
+            await self.jobs.dispatcher.rest(hurry)
 
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True

@@ -23,7 +23,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, driver: Driver, spec: ServerSpec, rest: Rest | None = None
+        self, config: uvicorn.Config, driver: Driver, spec: ServerSpec, rest: Rest
     ) -> None:
         """Serve for `driver`, whose streams get the time to finish that `spec` tells.
 
@@ -75,8 +75,7 @@ class Server(uvicorn.Server):
         ending = loop.call_later(self._drain_s, self._driver.end_all)
         try:
             await super().shutdown(sockets)
-            if self._rest is not None:
-                await self._rest(lambda: self.force_exit)
+            await self._rest(lambda: self.force_exit)
         finally:
             ending.cancel()
 
