@@ -328,3 +328,18 @@ async def test_a_bug_of_its_own_ends_the_process_as_any_other() -> None:
     await gateway.until(200)
     assert isinstance(gateway.driver.broken, ValueError)
     await gateway.dispatcher.close()
+
+
+async def test_how_long_until_there_is_room_is_told_by_how_fast_jobs_end() -> None:
+    gateway, engine = obedient()
+    assert gateway.dispatcher.drain_ns() == 60_000_000_000, "nobody knows"
+    for nth in range(4):
+        await gateway.deferred()
+        await gateway.until(5_000 * (nth + 1))
+        engine.say("done")
+        engine.end()
+    await gateway.until(20_100)
+    assert 4_900_000_000 <= gateway.dispatcher.drain_ns() <= 5_100_000_000
+    await gateway.until(90_000)
+    assert gateway.dispatcher.drain_ns() == 60_000_000_000, "that was long ago"
+    await gateway.end()
