@@ -398,6 +398,21 @@ DOUBTFUL = {
         ),
         [],
     ),
+    "deferred to nowhere": (
+        "- name: t",
+        "- name: t\n  classes: [{name: c, defer: always}, {name: d, defer: asked}]",
+        [
+            (
+                "d:10: there is no queue to defer to (`jobs.file`): its requests are answered at once "
+                "at `$.deployment.classes[0].defer`"
+            )
+        ],
+    ),
+    "deferred to somewhere": (
+        "- name: t",
+        "- name: t\n  classes: [{name: c, defer: always}]\njobs: {file: jobs.db}",
+        [],
+    ),
     "open to this machine": (
         "- name: t",
         "- name: t\nserver: {host: localhost, trusted_replay: true}",

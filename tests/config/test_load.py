@@ -226,7 +226,7 @@ def test_all_independent_faults_are_told_at_once() -> None:
         (
             "d:15: unknown field `foo` at `$` "
             "(known: deployment, keys, server, upstreams, token_counts, admin, emulator, "
-            "journal, decision_log)"
+            "journal, decision_log, jobs)"
         ),
     ]
 

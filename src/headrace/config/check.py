@@ -14,7 +14,14 @@ from msgspec import Struct
 
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
-from headrace.model.deployment import ClassSpec, LaneSpec, OrganisationSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import (
+    ClassSpec,
+    Defer,
+    LaneSpec,
+    OrganisationSpec,
+    PoolSpec,
+    TenantSpec,
+)
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.slo import Indicator, Slo
 from headrace.policy.catalog import PlaneConfig
@@ -480,6 +487,16 @@ def _token_counts(settings: Settings) -> Iterator[Problem]:
             yield Problem(path=f"{at}[{i}].kind", message=message)
 
 
+def _deferred(settings: Settings) -> Iterator[Problem]:
+    """Warn of classes that are always deferred where nothing is."""
+    for i, spec in enumerate(settings.deployment.classes):
+        if spec.defer is Defer.ALWAYS and settings.jobs is None:
+            message = (
+                "there is no queue to defer to (`jobs.file`): its requests are answered at once"
+            )
+            yield _warning(f"$.deployment.classes[{i}].defer", message)
+
+
 _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _unique,
     _references,
@@ -493,4 +510,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _exposure,
     _admin,
     _token_counts,
+    _deferred,
 )

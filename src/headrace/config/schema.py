@@ -14,6 +14,7 @@ from headrace.model.price import PriceSpec
 from headrace.policy.batching import Batching, ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.fairness.leftover import Leftover
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.units import MIB
 
@@ -246,6 +247,37 @@ class JournalSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError(f"keep_gib {self.keep_gib} holds fewer than two segments")
 
 
+class JobsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The durable queue of deferred requests, and how much of the fleet it may have."""
+
+    file: Path
+    """Where it is kept. Several processes of one machine may share it."""
+    tenant_jobs: Annotated[int, Meta(ge=1, le=10_000_000)] = 100_000
+    """Jobs of one tenant that are not over; beyond, 429. 100,000: two of the largest batches of
+    OpenAI's API."""
+    result_mib: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Longest answer that is kept, in MiB; a job with a longer one has failed. 16: twice the longest
+    request."""
+    store_gib: Annotated[float, Meta(gt=0, le=10_000)] = 8.0
+    """Size of the file in GiB; from three quarters on no request is deferred (503). 8: small beside the
+    disk of any machine that serves models."""
+    keep_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 86_400.0
+    """Seconds for which a job and its answer are kept after its end. 86,400: callers that look once a
+    day find it."""
+    window_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 86_400.0
+    """Seconds in which a job must be begun where its class has no `completion_ms`; else that. 86,400:
+    the completion window of OpenAI's batches."""
+    wait_s: Annotated[float, Meta(ge=0, le=3_600)] = 60.0
+    """Longest that `Prefer: wait` is heeded, in seconds. 60: proxies give up after that."""
+    tries: Annotated[int, Meta(ge=1, le=100)] = 3
+    """How often an engine may fail at a job before it has failed. 3: two different replicas, and one
+    of them again."""
+    lease_s: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
+    """Seconds after which the jobs of a process that is gone are another's. 30: three missed renewals."""
+    leftover: Leftover = Leftover()
+    """How many run beside live traffic."""
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole configuration file."""
 
@@ -264,3 +296,5 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     journal: JournalSpec = JournalSpec()
     decision_log: Path | None = None
     """File that gets one JSON line for each decision; none: no log."""
+    jobs: JobsSpec | None = None
+    """The queue of deferred requests. None: every request is answered at once."""

@@ -17,6 +17,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.grants import Grants
 from headrace.gateway.guard import Guard
+from headrace.gateway.jobs.office import Office
 from headrace.gateway.metrics import Metrics, Sources
 from headrace.gateway.overview import GroupState, Overview
 from headrace.gateway.steward import Reread, Steward
@@ -42,6 +43,8 @@ class Parts(Struct, frozen=True, kw_only=True):
     """Keys that were made while earlier processes ran."""
     groups: Callable[[], list[GroupState]] = list
     """Groups of processes that become its engines."""
+    jobs: Office | None = None
+    """What requests are deferred with."""
     filed: Settings | None = None
     """What the configuration file says, where the policy of an earlier process goes on instead."""
     observing: bool = False
@@ -96,13 +99,14 @@ def admin(
         frozen=lambda: steward.frozen,
         denied=lambda: guard.denied,
         dropped=parts.dropped,
+        jobs=parts.jobs,
     )
     return Admin(
         parts.driver,
         guard,
         steward,
         Metrics(parts.driver, parts.feed, clock, sources, spec.tenant_series),
-        Overview(parts.driver, parts.feed, clock, parts.groups),
+        Overview(parts.driver, parts.feed, clock, parts.groups, parts.jobs),
         patience_s=settings.server.header_timeout_s,
         reread=reread,
     )

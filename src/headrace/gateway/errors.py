@@ -5,129 +5,107 @@ gateway names a status. Numbers are shown only where they are the caller's own l
 """
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from headrace.model.decision import Gate, Reason, Reject
+from headrace.gateway.edges import (
+    EDGES,
+    INVALID,
+    LIMIT,
+    OURS,
+    QUOTA,
+    SERVER,
+    TIMEOUT,
+    Edge,
+    Face,
+)
+from headrace.model.decision import Gate, Reason, Reject, Verdict
 from headrace.model.features import Feature
 from headrace.model.ids import DecisionId
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, ceil_div
 
+__all__ = ["EDGES", "REASONS", "Edge", "Face", "Fault", "Headers", "edge", "unfit"]
+
 Headers = list[tuple[bytes, bytes]]
 
 
-class Face(Struct, frozen=True):
-    """How one cause looks from outside."""
-
-    status: int
-    type: str
-    code: str
-    message: str
-    retryable: bool = False
-    """Whether the same request, repeated later, can succeed."""
-    param: str | None = None
-    dropped: str | None = None
-    """`x-llm-d-request-dropped-reason`: ours to blame, so that routers before us know."""
-
-
-class Edge(StrEnum):
-    """What the gateway refuses or fails itself, without asking the plane."""
-
-    NO_SUCH_PATH = "no_such_path"
-    METHOD = "method"
-    REQUEST_TIMEOUT = "request_timeout"
-    BODY_TOO_LARGE = "body_too_large"
-    HEAD_TOO_LARGE = "head_too_large"
-    MALFORMED = "malformed"
-    OPEN_REQUESTS = "open_requests"
-    WRONG_KEYS = "wrong_keys"
-    SHUTTING_DOWN = "shutting_down"
-    UPSTREAM = "upstream"
-    ENGINE_FULL = "engine_full"
-    INTERNAL = "internal"
-
-
-_INVALID, _LIMIT, _QUOTA = "invalid_request_error", "rate_limit_error", "insufficient_quota"
-_OURS, _TIMEOUT, _SERVER = "service_unavailable_error", "timeout_error", "server_error"
-
 REASONS: dict[Reason, Face] = {
-    Reason.TENANT_UNKNOWN: Face(401, _INVALID, "invalid_api_key", "Incorrect API key provided."),
+    Reason.TENANT_UNKNOWN: Face(401, INVALID, "invalid_api_key", "Incorrect API key provided."),
     Reason.MODEL_UNKNOWN: Face(
-        404, _INVALID, "model_not_found", "The model does not exist.", param="model"
+        404, INVALID, "model_not_found", "The model does not exist.", param="model"
     ),
     Reason.MODEL_NOT_ALLOWED: Face(
-        403, _INVALID, "model_not_allowed", "This key may not use the model.", param="model"
+        403, INVALID, "model_not_allowed", "This key may not use the model.", param="model"
     ),
     Reason.CLASS_NOT_ALLOWED: Face(
         400,
-        _INVALID,
+        INVALID,
         "invalid_value",
         "This key may not ask for that objective.",
         param="x-llm-d-inference-objective",
     ),
     Reason.CONTEXT_TOO_LONG: Face(
         400,
-        _INVALID,
+        INVALID,
         "context_length_exceeded",
         "Prompt and answer together exceed the model's context.",
         param="messages",
     ),
     Reason.OUTPUT_TOO_LONG: Face(
         400,
-        _INVALID,
+        INVALID,
         "invalid_value",
         "More output tokens are asked for than the model gives.",
         param="max_tokens",
     ),
     Reason.INPUT_EMPTY: Face(
-        400, _INVALID, "invalid_value", "The prompt is empty.", param="messages"
+        400, INVALID, "invalid_value", "The prompt is empty.", param="messages"
     ),
     Reason.FEATURE_UNSUPPORTED: Face(
-        400, _INVALID, "unsupported_parameter", "The model does not do that."
+        400, INVALID, "unsupported_parameter", "The model does not do that."
     ),
     Reason.FAN_OUT_UNSUPPORTED: Face(
         400,
-        _INVALID,
+        INVALID,
         "unsupported_parameter",
         "More answers are asked for at once than the model gives; each prompt is one.",
         param="n",
     ),
     Reason.REQUEST_RATE: Face(
-        429, _LIMIT, "rate_limit_exceeded", "Limit of requests per minute reached.", retryable=True
+        429, LIMIT, "rate_limit_exceeded", "Limit of requests per minute reached.", retryable=True
     ),
     Reason.TOKEN_RATE: Face(
-        429, _LIMIT, "rate_limit_exceeded", "Limit of tokens per minute reached.", retryable=True
+        429, LIMIT, "rate_limit_exceeded", "Limit of tokens per minute reached.", retryable=True
     ),
     Reason.TOKEN_LIMIT: Face(
-        429, _QUOTA, "insufficient_quota", "The request is larger than the whole token quota."
+        429, QUOTA, "insufficient_quota", "The request is larger than the whole token quota."
     ),
     Reason.BUDGET_RATE: Face(
-        429, _LIMIT, "rate_limit_exceeded", "The budget of this minute is spent.", retryable=True
+        429, LIMIT, "rate_limit_exceeded", "The budget of this minute is spent.", retryable=True
     ),
     Reason.QUOTA_SPENT: Face(
-        429, _QUOTA, "insufficient_quota", "The quota is used up.", retryable=True
+        429, QUOTA, "insufficient_quota", "The quota is used up.", retryable=True
     ),
     Reason.BUDGET_SPENT: Face(
-        429, _QUOTA, "budget_exceeded", "The budget is spent.", retryable=True
+        429, QUOTA, "budget_exceeded", "The budget is spent.", retryable=True
     ),
     Reason.SESSIONS: Face(
-        429, _LIMIT, "concurrency_limit_exceeded", "Limit of sessions at once.", retryable=True
+        429, LIMIT, "concurrency_limit_exceeded", "Limit of sessions at once.", retryable=True
     ),
     Reason.CONCURRENCY: Face(
         429,
-        _LIMIT,
+        LIMIT,
         "concurrency_limit_exceeded",
         "Limit of requests in parallel reached.",
         retryable=True,
     ),
     Reason.TENANT_QUEUE_FULL: Face(
-        429, _LIMIT, "slow_down", "Too many of your requests are waiting.", retryable=True
+        429, LIMIT, "slow_down", "Too many of your requests are waiting.", retryable=True
     ),
     Reason.NO_READY_REPLICA: Face(
         503,
-        _OURS,
+        OURS,
         "no_ready_replica",
         "No replica of the model is ready.",
         retryable=True,
@@ -135,21 +113,21 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.KV_TOO_LARGE: Face(
         400,
-        _INVALID,
+        INVALID,
         "context_length_exceeded",
         "Prompt and answer together fit into no replica's memory.",
         param="messages",
     ),
     Reason.DEADLINE_IMPOSSIBLE: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The first token could not come in time even without a queue.",
         dropped="rejected-saturated",
     ),
     Reason.DEADLINE_QUEUE: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The first token would come too late.",
         retryable=True,
@@ -157,7 +135,7 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.GAP_BOUND: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The answer would slow down others beyond what they were promised.",
         retryable=True,
@@ -165,7 +143,7 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.QUEUE_PRESSURE: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The queue is full, and this request was furthest over its share.",
         retryable=True,
@@ -173,28 +151,28 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.EXPIRED: Face(
         504,
-        _TIMEOUT,
+        TIMEOUT,
         "deadline_exceeded",
         "The deadline of the first token passed in the queue.",
         dropped="rejected-ttl-expired",
     ),
     Reason.WAITED_OUT: Face(
         504,
-        _TIMEOUT,
+        TIMEOUT,
         "deadline_exceeded",
         "It waited in the queue for as long as the request lets it.",
         param="x-llm-d-inference-ttl",
         dropped="rejected-ttl-expired",
     ),
     Reason.REPLICA_LOST: Face(
-        502, _SERVER, "upstream_error", "The replica was lost.", retryable=True, dropped="evicted"
+        502, SERVER, "upstream_error", "The replica was lost.", retryable=True, dropped="evicted"
     ),
     Reason.UPSTREAM_ERROR: Face(
-        502, _SERVER, "upstream_error", "The engine failed.", retryable=True
+        502, SERVER, "upstream_error", "The engine failed.", retryable=True
     ),
     Reason.RESTARTED: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The gateway was restarted.",
         retryable=True,
@@ -202,7 +180,7 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.SHUT_DOWN: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "The gateway shut down before the answer was complete.",
         retryable=True,
@@ -213,7 +191,7 @@ REASONS: dict[Reason, Face] = {
 
 OWN_BOUND = Face(
     400,
-    _INVALID,
+    INVALID,
     "invalid_value",
     "No first token can come that soon, even without a queue.",
     param="x-slo-ttft-ms",
@@ -230,53 +208,6 @@ FEATURES: dict[Feature, str] = {
     Feature.PRIORITY: "priority",
 }
 """By which field chat and completions ask for it."""
-
-EDGES: dict[Edge, Face] = {
-    Edge.NO_SUCH_PATH: Face(404, _INVALID, "not_found", "Nothing is served under this path."),
-    Edge.METHOD: Face(405, _INVALID, "method_not_allowed", "The path does not take this method."),
-    Edge.BODY_TOO_LARGE: Face(413, _INVALID, "request_too_large", "The body is too large."),
-    Edge.REQUEST_TIMEOUT: Face(
-        408,
-        _TIMEOUT,
-        "request_timeout",
-        "The request took too long to arrive.",
-        retryable=True,
-    ),
-    Edge.HEAD_TOO_LARGE: Face(431, _INVALID, "headers_too_large", "The headers are too large."),
-    Edge.MALFORMED: Face(400, _INVALID, "invalid_value", "The request is not valid."),
-    Edge.OPEN_REQUESTS: Face(
-        503,
-        _OURS,
-        "server_is_overloaded",
-        "Too many requests are open.",
-        retryable=True,
-        dropped="rejected-saturated",
-    ),
-    Edge.WRONG_KEYS: Face(
-        429, _LIMIT, "slow_down", "Too many wrong keys from this address.", retryable=True
-    ),
-    Edge.SHUTTING_DOWN: Face(
-        503,
-        _OURS,
-        "server_is_overloaded",
-        "The gateway is shutting down.",
-        retryable=True,
-        dropped="rejected-shutting-down",
-    ),
-    Edge.UPSTREAM: Face(
-        502, _SERVER, "upstream_error", "The engine failed within its answer.", retryable=True
-    ),
-    Edge.ENGINE_FULL: Face(
-        503,
-        _OURS,
-        "server_is_overloaded",
-        "The engine takes no more just now.",
-        retryable=True,
-        dropped="evicted",
-    ),
-    Edge.INTERNAL: Face(500, _SERVER, "internal_error", "The gateway failed; this is a bug."),
-}
-"""Every refusal of the gateway's own."""
 
 
 class Detail(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -345,13 +276,19 @@ def _own_numbers(rejection: Reject) -> dict[str, int]:
     if rejection.gate not in (Gate.CONTRACT, Gate.BUDGET):
         return {}
     for verdict in rejection.verdicts:
-        if verdict.gate is rejection.gate and (verdict.measured or verdict.threshold):
-            return {
-                "measured": verdict.measured,
-                "threshold": verdict.threshold,
-                "margin": verdict.margin,
-            }
+        if verdict.gate is rejection.gate and (found := _numbers(verdict)):
+            return found
     return {}
+
+
+def _numbers(verdict: Verdict) -> dict[str, int]:
+    if not verdict.measured and not verdict.threshold:
+        return {}
+    return {
+        "measured": verdict.measured,
+        "threshold": verdict.threshold,
+        "margin": verdict.margin,
+    }
 
 
 def failed(decision: DecisionId, reason: Reason, revision: int, *, sent: bool = False) -> Fault:
@@ -368,6 +305,21 @@ def failed(decision: DecisionId, reason: Reason, revision: int, *, sent: bool = 
         policy_revision=revision,
     )
     return Fault(face=face, detail=detail, retry_after_ns=_least_wait(face))
+
+
+def unfit(verdict: Verdict) -> Fault:
+    """Return the refusal of what one gate finds at fault, without a decision."""
+    assert verdict.reason is not None, "it is at fault"
+    detail = Detail(
+        gate=verdict.gate,
+        outcome="reject",
+        reason=verdict.reason,
+        retryable=False,
+        decision_id=None,
+        policy_revision=None,
+        **_numbers(verdict),
+    )
+    return Fault(face=REASONS[verdict.reason], detail=detail)
 
 
 def unknown_key() -> Fault:

@@ -64,16 +64,16 @@ class Exchange:
                 return value
         return None
 
-    async def content(self, body: bytes, status: int = 200) -> None:
+    async def content(self, body: bytes, status: int = 200, *more: tuple[bytes, bytes]) -> None:
         """Answer with JSON that no admission was needed for."""
-        await answer(self.wire, self.send, status, self.headers, body)
+        await answer(self.wire, self.send, status, [*self.headers, *more], body)
 
     async def refuse(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Turn away a request that the plane never saw."""
         self.refused = fault
-        await self._tell(fault, *more)
+        await self.tell(fault, *more)
 
-    async def _tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
+    async def tell(self, fault: Fault, *more: tuple[bytes, bytes]) -> None:
         """Answer with an error."""
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.wire, self.send, fault.face.status, fields, body(fault, self.route))
@@ -141,25 +141,29 @@ class Exchange:
         """Answer a request that nothing was sent for yet."""
         match end:
             case Fault():
-                await self._tell(end)
+                await self.tell(end)
             case Refusal():
                 fields = [*self._settled(stream), (b"x-should-retry", b"false")]
                 await answer(self.wire, self.send, end.status, fields, end.body)
             case Cut() | Done():
-                await self._tell(stream.fault(Edge.UPSTREAM))
+                await self.tell(stream.fault(Edge.UPSTREAM))
             case Left():
                 pass
 
     def _settled(self, stream: Stream) -> Headers:
         """Return the headers of an admitted request."""
-        return [
-            *self.headers,
-            (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
-            (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
-            (b"x-headrace-attempts", b"1"),
-            (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
-            (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
-        ]
+        return [*self.headers, *settled(stream)]
+
+
+def settled(stream: Stream, attempts: int = 1) -> Headers:
+    """Return what is told of how an answer was made."""
+    return [
+        (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
+        (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
+        (b"x-headrace-attempts", b"%d" % attempts),
+        (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
+        (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
+    ]
 
 
 def _request_id(told: bytes | None) -> bytes:

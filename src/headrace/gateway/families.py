@@ -272,6 +272,31 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Segments of earlier lives that could not be read at the start; absent without a journal.",
     ),
+    # Deferred requests: nothing of it where none are.
+    "deferred_requests": Family(
+        _C, "Requests put aside to be answered later; they are offered once they are sent.", _WHO
+    ),
+    "deferred_queued": Family(_G, "Deferred requests that wait in the store.", _WHO),
+    "deferred_oldest_seconds": Family(
+        _G, "For how long the oldest of these has waited; absent while none waits."
+    ),
+    "deferred_running": Family(_G, "Deferred requests that this process works on.", ("model",)),
+    "deferred_limit": Family(
+        _G, "How many of them live traffic leaves room for, as found by trying.", ("model",)
+    ),
+    "deferred_ended": Family(
+        _C,
+        "Deferred requests that this process worked on to their end.",
+        ("result",),
+    ),
+    "deferred_kept": Family(
+        _G, "Deferred requests that are over, until they are forgotten.", ("class", "result")
+    ),
+    "deferred_returned": Family(
+        _C,
+        "Those that went back unanswered: live traffic came, a limit was reached, the process ended.",
+    ),
+    "deferred_store_ok": Family(_G, "0 while the store of jobs is in trouble, else 1."),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."
     ),

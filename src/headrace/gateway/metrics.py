@@ -20,6 +20,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.fairness import Rising, Shares, Who, competing, counters, in_flight
 from headrace.gateway.families import FAMILIES, PREFIX, exposed
 from headrace.gateway.feed import Distribution, Feed
+from headrace.gateway.jobs.office import Office
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import Queues, fleet, waiting
 from headrace.model.engine import Snapshot
@@ -29,6 +30,7 @@ from headrace.plane.accounts import Served, Tally
 from headrace.plane.machine import Resolved
 from headrace.policy.fairness.costs import revision
 from headrace.ports.clock import Clock
+from headrace.ports.job import OVER, State
 from headrace.units import MICRO, NS_PER_S, InstantNs, to_seconds
 
 Counts = Callable[[], Mapping[str, int]]
@@ -91,6 +93,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     """Calls of the admin listener without a right key."""
     dropped: Mapping[str, Callable[[], int]]
     """By family, what a sink could not keep; only sinks that there are."""
+    jobs: Office | None = None
+    """What requests are deferred with."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -158,6 +162,7 @@ class Metrics:
         self._replicas(sheet, now)
         self._process(sheet)
         self._shadow(sheet)
+        self._jobs(sheet, labels)
         return Taken(
             sheet=sheet,
             labels=labels,
@@ -323,6 +328,40 @@ class Metrics:
         sheet.put("shadow_running", shadow.broken is None)
         for verdicts, count in shadow.found.verdicts.items():
             sheet.put("shadow_decisions", count, *verdicts)
+
+    def _jobs(self, sheet: Sheet, labels: Labels) -> None:
+        """Show deferred requests; tenants and classes without an own label are added up."""
+        jobs = self._sources.jobs
+        if jobs is None:
+            return
+        dispatcher = jobs.dispatcher
+        waits: Counter[tuple[str, str]] = Counter()
+        kept: Counter[tuple[str, str]] = Counter()
+        for one in dispatcher.standing.tallies:
+            slo_class = labels.slo_class(one.slo_class)
+            if one.state is State.QUEUED:
+                waits[labels.tenant(one.tenant), slo_class] += one.jobs
+            elif one.state in OVER:
+                kept[slo_class, one.state] += one.jobs
+        taken: Counter[tuple[str, str]] = Counter()
+        for (tenant, asked), count in dispatcher.taken.items():
+            taken[labels.tenant(tenant), labels.slo_class(asked)] += count
+        for family, counts in (
+            ("deferred_queued", waits),
+            ("deferred_requests", taken),
+            ("deferred_kept", kept),
+        ):
+            for who, count in counts.items():
+                sheet.put(family, count, *who)
+        running = dispatcher.running()
+        for model, limit in dispatcher.limits().items():
+            sheet.put("deferred_limit", limit, model)
+            sheet.put("deferred_running", running[model], model)
+        for state, count in dispatcher.ended.items():
+            sheet.put("deferred_ended", count, state)
+        sheet.put("deferred_returned", dispatcher.returned)
+        sheet.put_known("deferred_oldest_seconds", jobs.age_s())
+        sheet.put("deferred_store_ok", jobs.trouble is None)
 
 
 class _Fixed:

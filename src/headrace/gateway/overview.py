@@ -11,6 +11,7 @@ from headrace.gateway import health
 from headrace.gateway.audit import written
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed, Rates
+from headrace.gateway.jobs.office import JobsState, Office
 from headrace.gateway.labels import SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import fleet, waiting
 from headrace.model.effect import Concluded
@@ -124,6 +125,8 @@ class State(Struct, frozen=True, kw_only=True):
     """Why replicas are not ready, by name, as far as that is known."""
     groups: list[GroupState] = []
     """Of a gateway that starts its engines itself."""
+    jobs: JobsState | None = None
+    """Of a gateway that defers requests."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -150,11 +153,16 @@ class Overview:
     """Takes the state of one gateway."""
 
     def __init__(
-        self, driver: Driver, feed: Feed, clock: Clock, groups: Callable[[], list[GroupState]]
+        self,
+        driver: Driver,
+        feed: Feed,
+        clock: Clock,
+        groups: Callable[[], list[GroupState]],
+        jobs: Office | None = None,
     ) -> None:
         """Count the uptime from here."""
         self._driver, self._feed, self._clock, self._groups = driver, feed, clock, groups
-        self._born = clock.now()
+        self._born, self._jobs = clock.now(), jobs
 
     def take(self, labels: Labels, *, frozen: bool) -> Taken:
         """Read what must be read at one instant."""
@@ -176,6 +184,7 @@ class Overview:
             replicas=self._replicas(now),
             troubles={one.name: one.trouble for one in driver.engines if one.trouble is not None},
             groups=self._groups(),
+            jobs=None if self._jobs is None else self._jobs.state(),
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,13 +13,13 @@ from msgspec.structs import replace
 
 from headrace.adapters.journal.held import HeldJournal
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import AdminSpec, JournalSpec, ServerSpec, Settings, UpstreamSpec
+from headrace.config.schema import AdminSpec, JournalSpec, Settings, UpstreamSpec
 from headrace.gateway.admin import Admin
 from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.connection import Connection, patient
+from headrace.gateway.connection import patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
@@ -28,11 +27,13 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
 from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
+from headrace.gateway.jobs.office import office, working
 from headrace.gateway.overview import GroupState
 from headrace.gateway.past import recall
 from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.gateway.tokenizers import counting
+from headrace.gateway.traffic import Server
 from headrace.model.effect import Concluded
 from headrace.model.ids import RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical, digest
@@ -186,10 +187,9 @@ class Gateway:
         self._log = decisions = self._decisions(beside.config if beside and observing else config)
         logged = None if decisions is None or observing else decisions.decided
         feed = None if settings.admin is None else Feed(config, prices(settings))
-        fleet = engines(settings, clock, past.first_id)
         self.driver = Driver(
             clock,
-            fleet,
+            engines(settings, clock, past.first_id),
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -201,7 +201,7 @@ class Gateway:
         clock.on_error = self.driver.fail
         keys = KeyRing(settings.keys, anonymous=TenantId(config.tenants[0].name))
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
-        self.server = Server(self._uvicorn(), self.driver, settings.server)
+        self.server = Server(self._uvicorn(), self.driver, settings.server, self._rest)
         if settings.admin is not None and feed is not None:
             audit = self._audit(settings.admin)
             parts = Parts(
@@ -213,6 +213,7 @@ class Gateway:
                 decisions=None if observing else decisions,
                 grants=grants,
                 groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
+                jobs=self.jobs,
                 filed=filed,
                 observing=observing,
                 dropped=_sinks(journal, past.unread, decisions, settings.admin, audit),
@@ -241,7 +242,7 @@ class Gateway:
         self.server.on_accepting = let_in
         self.driver.start(self._config, self._revision, self._source)
         try:
-            async with _answering(self._admin_server, admin_sock):
+            async with _answering(self._admin_server, admin_sock), working(self.jobs):
                 await self.server.serve(sockets=[sock])
         finally:
             self.driver.stop()
@@ -330,6 +331,11 @@ class Gateway:
             if sock is not None:
                 sock.close()
 
+    async def _rest(self, hurry: Callable[[], bool]) -> None:
+        """Wait for what is worked on without a connection, or for a reason to hurry."""
+        if self.jobs is not None:
+            await self.jobs.dispatcher.rest(hurry)
+
     def _stop_hard(self) -> None:
         self.server.should_exit = self.server.force_exit = True
 
@@ -342,7 +348,7 @@ class Gateway:
         tokenizers = counting(self._settings, lambda: self.driver.engines, clock)
         if tokenizers is not None:
             self._files.callback(tokenizers.close)
-        return App(
+        app = App(
             self.driver,
             keys,
             clock,
@@ -351,6 +357,10 @@ class Gateway:
             observed=told,
             counting=tokenizers,
         )
+        aside = lambda: self._aside or self.ending  # noqa: E731 - it is a question
+        self.jobs = office(self._settings, self.driver, app.intake, clock, aside)
+        app.desk = None if self.jobs is None else self.jobs.desk
+        return app
 
     def _journal(self, spec: JournalSpec) -> HeldJournal | None:
         if spec.path is None:
@@ -415,73 +425,3 @@ class Gateway:
             message = f"{tls.cert_file}, {tls.key_file}: {error.strerror or error}".lower()
             raise ConfigError([Fault(Origin("certificate"), message, "$.server.tls")]) from error
         return config
-
-
-class Server(uvicorn.Server):
-    """A server that drains its driver before its connections, and takes signals without re-raising.
-
-    The second Ctrl-C does not wait for anybody.
-    """
-
-    def __init__(self, config: uvicorn.Config, driver: Driver, spec: ServerSpec) -> None:
-        """Serve for `driver`, whose streams get the time to finish that `spec` tells."""
-        super().__init__(config)
-        self._driver, self._drain_s = driver, spec.drain_s
-        self._handshake_s = spec.header_timeout_s
-        self.on_accepting: Callable[[], None] | None = None
-        self.succeeded = False
-        """Whether another process has the listener: nobody need be refused."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let callers in. The base knows no limit for the handshake of TLS, so it gets no sockets."""
-        assert sockets is not None, "it does not listen itself"
-        await super().startup([])
-        loop, config = asyncio.get_running_loop(), self.config
-        for sock in sockets:
-            server = await loop.create_server(
-                self._connection,
-                sock=sock,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
-            )
-            self.servers.append(server)
-        told, self.on_accepting = self.on_accepting, None
-        if told is not None:
-            told()
-
-    def _connection(self) -> asyncio.Protocol:
-        kind = self.config.http_protocol_class
-        assert issubclass(kind, Connection), "as configured"
-        return kind(self.config, self.server_state, self.lifespan.state)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse newcomers, let streams finish, end those that do not.
-
-        After a hand-over each connection may ask once more: its caller cannot know of it.
-        """
-        if self.succeeded:
-            for connection in self.server_state.connections:
-                assert isinstance(connection, Connection)
-                connection.retire()
-        else:
-            self._driver.refuse_newcomers()
-        loop = asyncio.get_running_loop()
-        ending = loop.call_later(self._drain_s, self._driver.end_all)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            ending.cancel()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM while serving."""
-        loop = asyncio.get_running_loop()
-        taken = (signal.SIGINT, signal.SIGTERM)
-        for one in taken:
-            loop.add_signal_handler(one, self.handle_exit, one, None)
-        try:
-            yield
-        finally:
-            for one in taken:
-                loop.remove_signal_handler(one)

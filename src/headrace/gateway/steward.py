@@ -38,6 +38,7 @@ FIXED = (
     "emulator",
     "journal",
     "decision_log",
+    "jobs",
 )
 """What a running process cannot change: what it opened, started, or counts in."""
 

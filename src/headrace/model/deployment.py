@@ -4,6 +4,7 @@ The fields are the configuration's own names, units included; deciders read them
 Every default says why.
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -86,6 +87,15 @@ class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefill spends about a third of a step on fixed cost that the work unit does not count."""
 
 
+class Defer(StrEnum):
+    """Which requests of a class are put aside and answered later."""
+
+    NEVER = "never"
+    ASKED = "asked"
+    """Those that say `Prefer: respond-async`."""
+    ALWAYS = "always"
+
+
 class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A service class: what it promises and how it queues (SLO-3)."""
 
@@ -124,6 +134,9 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     early_200: bool = False
     """Whether a stream's head goes out before admission, with comments to keep the connection
     until its first token. False: a refusal keeps its status; with it, it is an event (ADM-5)."""
+    defer: Defer = Defer.NEVER
+    """Whether its requests may wait in the durable queue, where there is one (`jobs`): `never`, `asked`
+    (by `Prefer: respond-async`) or `always`. Never: who names no class wants an answer now."""
 
     def bounds(self, ttft_ns: DurationNs | None, gap_ns: DurationNs | None) -> Bounds:
         """Return what one request is promised: the caller may tighten, never widen (FAIR-4)."""
@@ -220,8 +233,9 @@ DEFAULT_CLASSES: tuple[ClassSpec, ...] = (
         completion_ms=3_600_000.0,
         expire=False,
         starve_ms=1_800_000.0,
+        defer=Defer.ASKED,
     ),
-    ClassSpec(name="best_effort", ttft_ms=None, itl_ms=2_000.0, expire=False),
+    ClassSpec(name="best_effort", ttft_ms=None, itl_ms=2_000.0, expire=False, defer=Defer.ASKED),
 )
 """The classes that ship (SLO-3); users define more, or others, by name."""
 

@@ -29,8 +29,10 @@ from headrace.model.event import (
     TimerDue,
 )
 from headrace.model.evidence import ReplicaView
+from headrace.model.request import Request
 from headrace.plane import dispatch, entry, reconfigure, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
+from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
 
@@ -106,6 +108,10 @@ class Plane:
     def views_for(self, live: Live, now: InstantNs) -> list[ReplicaView]:
         """Return every replica that serves a live request's class, as routing would see it."""
         return dispatch.all_views(self._machine, live, now)
+
+    def quote(self, request: Request) -> Quote:
+        """Return what the configuration says of a request that does not arrive yet; changes nothing."""
+        return quote(self._machine, request)
 
     @classmethod
     def thaw(cls, content: bytes) -> "Plane":

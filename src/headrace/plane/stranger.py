@@ -28,9 +28,9 @@ def strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) 
     settings = m.settings
     tenant = settings.tenants.get(request.tenant)
     known = slo_class in settings.classes
-    evidence = _bare_evidence(
+    evidence = bare_evidence(
         request,
-        _contract(m, request, slo_class),
+        contract_facts(m, request, slo_class),
     )
     decision = settings.config.admission.decide(evidence)
     assert isinstance(decision, Reject), "a strange request cannot pass the contract gate"
@@ -78,7 +78,7 @@ def strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) 
 _NO_BOUNDS = Bounds(ttft_ns=None, gap_ns=DurationNs(0), tpot_ns=DurationNs(0))
 
 
-def _contract(m: Machine, request: Request, slo_class: ClassName) -> ContractFacts:
+def contract_facts(m: Machine, request: Request, slo_class: ClassName) -> ContractFacts:
     """Return what the contract gate finds amiss."""
     settings = m.settings
     tenant, spec = settings.tenants.get(request.tenant), settings.models.get(request.model)
@@ -98,7 +98,7 @@ def _contract(m: Machine, request: Request, slo_class: ClassName) -> ContractFac
     )
 
 
-def _bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
+def bare_evidence(request: Request, contract: ContractFacts) -> EntryEvidence:
     """Return evidence in which only the contract facts say anything."""
     nothing = DurationNs(0)
     return EntryEvidence(

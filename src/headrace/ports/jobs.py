@@ -224,6 +224,10 @@ class JobStore(Protocol):
         """Return how many jobs there are, by tenant, class, model and state."""
         ...
 
+    async def oldest(self) -> UnixNs | None:
+        """Return when the job came that has waited longest, or None if none waits."""
+        ...
+
     async def sweep(self, now: UnixNs) -> Swept:
         """End what is past its deadline, and take back what leases have run out on."""
         ...

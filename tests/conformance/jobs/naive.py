@@ -235,6 +235,10 @@ class Naive(Struct):
             for (t, c, m, s), n in sorted(found.items())
         ]
 
+    def oldest(self) -> UnixNs | None:
+        queued = [e for e in self.entries.values() if e.state is State.QUEUED]
+        return min(queued, key=lambda e: e.seq).spec.created_ns if queued else None
+
     def sweep(self, now: UnixNs) -> Swept:
         before = {name: entry.state for name, entry in self.entries.items()}
         for entry in self.entries.values():
@@ -312,6 +316,9 @@ class NaiveJobs:
 
     async def counts(self) -> list[Tally]:
         return self.naive.counts()
+
+    async def oldest(self) -> UnixNs | None:
+        return self.naive.oldest()
 
     async def sweep(self, now: UnixNs) -> Swept:
         return self.naive.sweep(now)

@@ -116,6 +116,7 @@ class Compared(RuleBasedStateMachine):
     @invariant()
     def they_hold_the_same(self) -> None:
         self.both("counts")
+        self.both("oldest")
         for tenant in "abc":
             for job in self.both("page", TenantId(tenant), 0, 100, None):
                 result = self.both("result", job.spec.tenant, job.spec.id)

@@ -46,6 +46,7 @@ create unique index job_key on job (tenant, key) where key is not null;
 create index job_turn on job (model, tenant, slo_class, priority, deadline_ns, seq)
   where state = 'queued';
 create index job_due on job (deadline_ns) where state = 'queued';
+create index job_age on job (seq) where state = 'queued';
 create index job_lease on job (lease_until_ns) where state = 'claimed';
 create index job_kept on job (kept_until_ns) where kept_until_ns is not null;
 create index job_page on job (tenant, seq);

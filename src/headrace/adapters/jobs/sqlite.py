@@ -147,6 +147,9 @@ class SqliteJobs:
     async def counts(self) -> list[Tally]:
         return await self._do(self._tables.counts)
 
+    async def oldest(self) -> UnixNs | None:
+        return await self._do(self._tables.oldest)
+
     async def sweep(self, now: UnixNs) -> Swept:
         return await self._do(lambda: self._tables.sweep(now))
 

@@ -63,6 +63,7 @@ _NEXT = _JOB + (
     "where model = ? and tenant = ? and slo_class = ? and state = 'queued' and deadline_ns > ?"
     " order by priority, deadline_ns, seq limit 1"
 )
+_OLDEST = _JOB + "where state = 'queued' order by seq limit 1"
 _DUE = _JOB + "where state = 'queued' and deadline_ns <= ? order by deadline_ns limit ?"
 _LAPSED = _JOB + "where state = 'claimed' and lease_until_ns <= ? order by lease_until_ns limit ?"
 _HELD = _JOB + "where state = 'claimed' order by lease_until_ns"
@@ -335,6 +336,11 @@ class Tables:
         names = ("tenant", "slo_class", "model", "state", "jobs")
         rows = [dict(zip(names, row, strict=True)) for row in self._sql.execute(query)]
         return msgspec.convert(rows, list[Tally])
+
+    def oldest(self) -> UnixNs | None:
+        """See `JobStore`."""
+        job = self._job(_OLDEST)
+        return None if job is None else job.spec.created_ns
 
     # Rows ------------------------------------------------------------------------------------
 

@@ -67,5 +67,6 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
+        priority=body.priority or 0,
         features=features(body, tools=has_tools, form=body.response_format, logprobs=body.logprobs),
     )

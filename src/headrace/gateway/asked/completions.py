@@ -50,6 +50,7 @@ def read(content: bytes) -> Asked:
         input_margin=Tokens(ceil_div(gathered.margin, gathered.count)),
         text=gathered.text() if gathered.count == 1 else None,
         longest=Tokens(gathered.longest),
+        priority=body.priority or 0,
         features=features(
             body,
             form=body.response_format,

@@ -38,5 +38,6 @@ def read(content: bytes) -> Asked:
         input_margin=Tokens(gathered.margin),
         text=gathered.text(),
         longest=Tokens(gathered.longest),
+        priority=body.priority or 0,
         features=() if body.priority is None else (Feature.PRIORITY,),
     )

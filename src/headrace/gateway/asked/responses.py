@@ -75,6 +75,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
+        priority=body.priority or 0,
         features=features(
             body,
             tools=has_tools,

@@ -45,5 +45,7 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of the longest single prompt: what the model's context must hold."""
     each_usage_shown: bool = False
     """It is to see it in each frame."""
+    priority: int = 0
+    """How soon it is wanted, of all that the caller defers; lower is sooner."""
     features: tuple[Feature, ...] = ()
     """What it takes of the model beside tokens."""
