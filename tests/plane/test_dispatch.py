@@ -294,17 +294,27 @@ def test_a_lent_turn_is_written_down() -> None:
 
 
 def test_the_counter_that_travels_is_the_one_before_the_charge() -> None:
+    made = Driver(config(pools=ONE_AT_A_TIME, classes=(patient(),)))
+    first, *_ = (made.arrive(tenant) for tenant in "aab")
+    assert len(made.sent()) == 1
+    made.serve(first)
+    stood = {tenant: made.counter(tenant) for tenant in "ab"}
+    made.serve(made.sent()[-1].request)
+    last = made.sent()[-1]
+    assert [step.level for step in last.way] == [Level.CLASS, Level.TENANT]
+    assert last.tenant == "b"
+    assert last.counters == (0, 0), "nobody waited any more"
+    second = made.sent()[-2]
+    assert 0 < second.counters[1] < stood[second.tenant]
+
+
+def test_no_counter_travels_where_nobody_else_waits() -> None:
+    """All that a tenant sends goes at once: each time it was lifted, as if it had been idle."""
     made = Driver(replicas=2)
-    made.arrive()
-    made.arrive()
-    first, second = made.sent()
-    assert first.counters == (0, 0)
-    assert [(step.level, step.weight) for step in first.way] == [
-        (Level.CLASS, 4),
-        (Level.TENANT, 1),
-    ]
-    assert second.counters[1] == made.counter("a") // 2
-    assert second.counters[0] == second.counters[1] // 4
+    for tenant in "abab":
+        made.arrive(tenant)
+    assert [one.counters for one in made.sent()] == [(0, 0)] * len(made.sent())
+    assert len(made.sent()) > 1
 
 
 def test_a_full_pool_holds_back_and_never_overbooks() -> None:

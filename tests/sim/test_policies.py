@@ -10,6 +10,7 @@ from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.evidence import DecisionRecord, RouteRecord
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.admission.gates import GateMode, Gates
+from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.report.run import RunRecord
@@ -219,3 +220,38 @@ def test_an_engine_that_keeps_our_order_keeps_it_however_much_it_is_sent_ahead(s
 
     deep, shallow = Window().prefill_ms * 10, Window().prefill_ms
     assert waited(TenantFirst(), deep) < waited(Fifo(), shallow) < waited(Fifo(), deep)
+
+
+def test_weights_hold_where_all_wait_in_the_engine() -> None:
+    """Nobody ever waits at the gateway, so that whoever comes there looks as if back from idle."""
+    deployment = PlaneConfig(
+        models=(ModelSpec(name="m"),),
+        pools=(PoolSpec(name="pool", model="m", profile=load_profile("h100-8b-tp1")),),
+        tenants=(TenantSpec(name="large", weight=3), TenantSpec(name="small")),
+        classes=(ClassSpec(name="chat", ttft_ms=600_000.0, itl_ms=10_000.0, expire=False),),
+        window=Window(unbounded=True),
+        admission=Gates(mode=GateMode.OBSERVE),
+    )
+    sources = tuple(
+        TenantSource(
+            tenant=TenantId(name),
+            slo_class=ClassName("chat"),
+            arrivals=Poisson(40.0),
+            lengths=Fixed(1_000, 100),
+        )
+        for name in ("large", "small")
+    )
+    run = simulate(
+        Scenario(
+            name="weights",
+            deployment=deployment,
+            mix=Mix(sources=sources, duration_s=20.0),
+            engine_ordering=TenantFirst(),
+            batching=ChunkedPrefill(running_limit=16),
+        ),
+        100,
+    )
+    tenants = {one.request: one.tenant for one in run.offered}
+    ended = sorted((row.ended_at, tenants[row.request]) for row in run.rows)
+    first = [tenant for _, tenant in ended[: len(ended) // 3]]
+    assert 2.5 < first.count(TenantId("large")) / first.count(TenantId("small")) < 3.5

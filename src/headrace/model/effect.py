@@ -37,7 +37,8 @@ class Dispatch(Struct, frozen=True, kw_only=True, tag="dispatch", gc=False):
     way: Path
     """Where it stands in the share tree, with the weights there."""
     counters: tuple[int, ...]
-    """The virtual counters on that way (service / weight), before it was charged for."""
+    """The virtual counters on that way (service / weight), before it was charged for; zeros where nobody
+    else waited: then they say nothing of whose turn it was."""
     gap_ns: DurationNs
     first_ns: DurationNs = DurationNs(0)
     """Prefill that stands before its first token at the replica, its own included: when nothing

@@ -321,6 +321,8 @@ def _book(
     flight = _flight(live, placement, load, facts, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
+    if not _is_contested(known, live):
+        counters = (0,) * len(counters)
     ledger.book(attempt, flight, settings.prices[live.model])
     m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
     m.state.accounts.had(live.model, request.tenant).turn_at = now
@@ -352,6 +354,16 @@ def _book(
             first_ns=DurationNs(load.pending_prefill_ns + live.first_ns),
         )
     )
+
+
+def _is_contested(known: ModelState, live: Live) -> bool:
+    """Return whether others wait, so that counters say whose turn it was.
+
+    Where nobody does, whoever comes was just lifted as one that was idle: its requests may all wait in an
+    engine, whose own counters know better than to be raised to that.
+    """
+    queues = known.backlog.queues
+    return len(queues) > (live.way[-1].key in queues)
 
 
 def _flight(

@@ -279,7 +279,8 @@ class SLOScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is untyped her
         if self._recorder is not None:
             proposed = None
             if not self._decides:
-                proposed = self._turner.knobs(self, self._guests, self._queue, self._now)
+                knobs = self._turner.knobs(self, self._guests, self._queue, self._now)
+                proposed = self._turner.within(knobs)
             self._recorder.plan(self, tokens, self._now, took, proposed)
 
     def _give_way(self, request: Request) -> None:

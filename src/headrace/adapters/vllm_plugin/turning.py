@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.adapters.vllm_plugin.guests import EngineRequest, Guest, Guests
 from headrace.adapters.vllm_plugin.queue import Queue
@@ -117,6 +118,15 @@ class Turner:
             ),
             tightest_gap_ns=DurationNs(min(gaps)) if gaps else None,
             fronts=_fronts(scheduler, guests, queue, prefills),
+        )
+
+    def within(self, knobs: Knobs) -> Knobs:
+        """Return knobs that go no further than vLLM was started with."""
+        sizes = self._sizes
+        return replace(
+            knobs,
+            token_budget=min(knobs.token_budget, sizes.budget),
+            running_limit=min(knobs.running_limit, sizes.slots),
         )
 
     def turn(self, scheduler: Any, guests: Guests, knobs: Knobs) -> None:
