@@ -7,8 +7,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from headrace.config.changes import HIDDEN, TOLD_MAX, changes, first, public
-from headrace.config.check import Problem, Severity, is_local, problems
+from headrace.config.check import is_local, problems
 from headrace.config.load import parse
+from headrace.config.problem import Problem, Severity
 from headrace.config.resolve import resolved
 from headrace.config.schema import AdminKeySpec, AdminSpec, KeySpec, Settings, UpstreamSpec
 from headrace.model.deployment import TenantSpec

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config.check import Severity, problems
+from headrace.config.check import problems
 from headrace.config.errors import ConfigError
 from headrace.config.load import load, parse
+from headrace.config.problem import Severity
 from headrace.config.resolve import resolved
 from headrace.config.schema import Settings
 from headrace.model.deployment import END

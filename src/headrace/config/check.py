@@ -6,12 +6,10 @@ An error is what could only fail or never act; a warning is what works, though h
 import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from enum import StrEnum
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from msgspec import Struct
-
+from headrace.config.problem import Problem, warning
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
 from headrace.model.deployment import (
@@ -32,32 +30,12 @@ _COMPARED_MAX = 1_000
 """Most names that a wrong one is compared with."""
 
 
-class Severity(StrEnum):
-    """Whether a problem stops the start."""
-
-    ERROR = "error"
-    WARNING = "warning"
-
-
-class Problem(Struct, frozen=True, kw_only=True, gc=False):
-    """One thing that does not fit, and where."""
-
-    path: str
-    """As in `$.deployment.pools[0].model`."""
-    message: str
-    severity: Severity = Severity.ERROR
-
-
 def problems(settings: Settings) -> list[Problem]:
     """Return everything that does not fit, errors and warnings, in the order of the schema."""
     found: list[Problem] = []
     for question in _QUESTIONS:
         found.extend(question(settings))
     return found
-
-
-def _warning(path: str, message: str) -> Problem:
-    return Problem(path=path, message=message, severity=Severity.WARNING)
 
 
 def _unique(settings: Settings) -> Iterator[Problem]:
@@ -214,7 +192,7 @@ def _gap_thresholds(plane: PlaneConfig, slo: Slo, at: str) -> Iterator[Problem]:
         limit = ms(objective.threshold_ms)
         if objective.indicator is Indicator.GAP and limit not in GAP_EDGES_NS and bounds != {limit}:
             below = max((edge for edge in GAP_EDGES_NS if edge < limit), default=0) // NS_PER_MS
-            yield _warning(
+            yield warning(
                 f"{at}.objectives[{i}].threshold_ms",
                 f"{objective.threshold_ms:g} ms is neither the class's itl_ms nor an edge of a "
                 f"bucket: only gaps up to {below} ms count as met",
@@ -252,7 +230,7 @@ def _pools(settings: Settings) -> Iterator[Problem]:
             yield Problem(path=f"{at}.role", message="split pools are not served yet; use `both`")
         own = revisions.get(pool.model, pool.revision)
         if pool.revision != own:
-            yield _warning(
+            yield warning(
                 f"{at}.revision",
                 f"model `{pool.model}` is of revision `{own}`: whoever asks for it is sent here too "
                 f"and gets `{pool.revision}`",
@@ -371,7 +349,7 @@ def _unserved(plane: PlaneConfig, unserved: set[tuple[str, str]]) -> Iterator[Pr
         told |= open_to
         for model, name in sorted(open_to):
             message = f"it may use class `{name}` of model `{model}`, which no pool serves"
-            yield _warning(f"$.deployment.tenants[{i}]", message)
+            yield warning(f"$.deployment.tenants[{i}]", message)
         if told >= unserved:
             return
 
@@ -383,13 +361,13 @@ def _lanes(settings: Settings) -> Iterator[Problem]:
     for i, spec in enumerate(plane.classes):
         if spec.lane is not None and spec.name not in named:
             message = f"it is of lane `{spec.lane}`, and no tenant names it: nobody may use it"
-            yield _warning(f"$.deployment.classes[{i}]", message)
+            yield warning(f"$.deployment.classes[{i}]", message)
     if any(spec.lane is None for spec in plane.classes):
         return
     for i, tenant in enumerate(plane.tenants):
         if not tenant.classes:
             message = "it names no class, and each belongs to a lane: it may use none"
-            yield _warning(f"$.deployment.tenants[{i}]", message)
+            yield warning(f"$.deployment.tenants[{i}]", message)
 
 
 def _proportion(settings: Settings) -> Iterator[Problem]:
@@ -399,7 +377,7 @@ def _proportion(settings: Settings) -> Iterator[Problem]:
     for i, tenant in enumerate(plane.tenants):
         least = min((limits.get(name, 0) for name in tenant.models), default=min(limits.values()))
         if tenant.tpm_limit is not None and tenant.tpm_limit < least:
-            yield _warning(
+            yield warning(
                 f"$.deployment.tenants[{i}].tpm_limit",
                 f"{tenant.tpm_limit} tokens per minute never admit a request of the full context "
                 f"of {least}",
@@ -410,13 +388,13 @@ def _proportion(settings: Settings) -> Iterator[Problem]:
         budget = profile.token_budget
         step_ns = profile.step_ps(0, 0, budget, budget**2) // PS_PER_NS
         if window_ns < step_ns:
-            yield _warning(
+            yield warning(
                 "$.deployment.window.prefill_ms",
                 f"{plane.window.prefill_ms:g} ms is less than one full step of pool `{pool.name}`, "
                 f"{step_ns / NS_PER_MS:.1f} ms",
             )
         if limits.get(pool.model, 0) > profile.kv_capacity_tokens:
-            yield _warning(
+            yield warning(
                 f"$.deployment.pools[{i}].profile",
                 f"its KV pool of {profile.kv_capacity_tokens} tokens is smaller than the context "
                 f"limit of `{pool.model}`, {limits[pool.model]}",
@@ -429,9 +407,9 @@ def _exposure(settings: Settings) -> Iterator[Problem]:
     if is_local(server.host):
         return
     if not settings.keys:
-        yield _warning("$.server.host", f"open to the network at {server.host} without any key")
+        yield warning("$.server.host", f"open to the network at {server.host} without any key")
     if server.trusted_replay:
-        yield _warning(
+        yield warning(
             "$.server.trusted_replay", "any caller on the network may set the length of answers"
         )
 
@@ -494,7 +472,7 @@ def _deferred(settings: Settings) -> Iterator[Problem]:
             message = (
                 "there is no queue to defer to (`jobs.file`): its requests are answered at once"
             )
-            yield _warning(f"$.deployment.classes[{i}].defer", message)
+            yield warning(f"$.deployment.classes[{i}].defer", message)
 
 
 _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (

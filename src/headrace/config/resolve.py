@@ -16,8 +16,9 @@ from msgspec.structs import FieldInfo
 
 from headrace.config import shapes
 from headrace.config.build import build, descend, read_text, unknown_field, with_profiles
-from headrace.config.check import Severity, problems
+from headrace.config.check import problems
 from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.problem import Severity
 from headrace.config.schema import Settings
 from headrace.config.tree import Node, branch, planted, read_tree
 

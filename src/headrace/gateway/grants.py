@@ -12,8 +12,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from headrace.config.check import Severity, problems
+from headrace.config.check import problems
 from headrace.config.errors import ConfigError, Fault, Origin
+from headrace.config.problem import Severity
 from headrace.config.schema import KeySpec, Settings
 from headrace.model.deployment import TenantSpec
 from headrace.policy.catalog import PlaneConfig

@@ -15,7 +15,8 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from headrace.config.changes import TOLD_MAX, Changes, changes, first
-from headrace.config.check import Problem, Severity, problems
+from headrace.config.check import problems
+from headrace.config.problem import Problem, Severity
 from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver

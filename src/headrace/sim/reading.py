@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config.build import build, descend, read_text, with_profiles
-from headrace.config.check import Severity, problems
+from headrace.config.check import problems
 from headrace.config.errors import ConfigError, Fault
+from headrace.config.problem import Severity
 from headrace.config.schema import Settings
 from headrace.config.tree import read_tree
 from headrace.sim.faults import Crash, Drain, Slow
