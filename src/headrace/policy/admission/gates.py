@@ -70,6 +70,16 @@ class Wait(StrEnum):
     """The whole backlog; refuses conforming tenants because of a hog. For comparison."""
 
 
+class Length(StrEnum):
+    """Who gets in where not all can: prompts of every length alike, or whoever fits."""
+
+    FAIR = "fair"
+    """While a tenant's longest tenth is let in much less often than the rest, the rest leaves room for
+    one of it."""
+    GREEDY = "greedy"
+    """Whoever fits: past capacity those are the short ones."""
+
+
 class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The four gates and their margins."""
 
@@ -81,8 +91,13 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     margin_ms: Annotated[float, Meta(ge=0, le=60_000)] = 50.0
     """Taken off each slack. 50: a few decode steps of a full batch."""
     wait_margin: Annotated[float, Meta(ge=0, le=4)] = 0.25
-    """Share of the predicted wait and prefill added as uncertainty. 0.25: what a measured rate
-    drifts within a first-token bound."""
+    """Share of the predicted wait added as uncertainty. 0.25: what a measured rate drifts within a
+    first-token bound."""
+    prefill_margin: Annotated[float, Meta(ge=0, le=4)] = 0.05
+    """Share of its own predicted prefill added. 0.05: what profiles are off; more would shut out prompts
+    whose prefill alone takes most of the bound."""
+    length: Length = Length.FAIR
+    """Whether a short prompt leaves room for a long one, while those are behind."""
     revision: str = "gates-1"
 
     def decide(self, evidence: EntryEvidence) -> Decision:
@@ -138,7 +153,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
         prefill = view.prefill_ns if view is not None else evidence.demand.prefill_ns
-        uncertain = int((wait + prefill) * self.wait_margin)
+        uncertain = int(wait * self.wait_margin + prefill * self.prefill_margin)
         margin = round(self.margin_ms * NS_PER_MS) + uncertain + evidence.input_margin_ns
         bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
         return bound - evidence.route_ns - wait - prefill - evidence.first_ns - margin
@@ -174,7 +189,35 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         harmed = gap_bound_broken(evidence) if slack < _CAN_WAIT else None
         if harmed is not None:
             return harmed
+        less = self._room_missing(evidence, slack, view)
+        if less is not None:
+            return Verdict(
+                gate=Gate.DEADLINE,
+                reason=Reason.LENGTH_SHARE,
+                measured=bound + less,
+                threshold=bound,
+            )
         return Verdict(gate=Gate.DEADLINE, reason=None, measured=bound - slack, threshold=bound)
+
+    def _room_missing(
+        self, evidence: EntryEvidence, slack: int, view: ReplicaView | None
+    ) -> int | None:
+        """Return by how much a long prompt in its place would be late, while those are behind; else None.
+
+        All lengths that ask for the same room are let in equally often, for none chooses when it comes.
+        Where nothing waits nobody is refused: an idle engine serves no long prompt the sooner.
+        """
+        facts = evidence.lengths
+        if facts is None or self.length is not Length.FAIR or view is None or facts.is_long:
+            return None
+        behind = facts.long_admitted * facts.offered * LONG_OF
+        if behind >= facts.admitted * facts.long_offered * LONG_KEPT:
+            return None
+        if not (evidence.wait.backlog_ns or view.prefill_left_ns):
+            return None
+        more = max(0, facts.long_prefill_ns - view.prefill_ns)
+        late = more + int(more * self.prefill_margin) - slack
+        return late if late > 0 else None
 
     def _budget_for_queue(
         self, evidence: EntryEvidence, bound: int, view: ReplicaView | None
@@ -191,6 +234,10 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return bound - evidence.route_ns - alone - evidence.first_ns - margin
 
 
+LONG_KEPT, LONG_OF = 3, 4
+"""The least admission rate of a tenant's longest tenth over that of all, before the others make room."""
+OF_THE_MOMENT = frozenset({Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.LENGTH_SHARE})
+"""Reasons for which it would have been let in at another moment: whether lengths fare alike shows there."""
 _NO_BOUND = 86_400 * NS_PER_S
 _CAN_WAIT = 10 * NS_PER_S
 """Slack beyond which steps that are too long at this moment say nothing about its own start."""
@@ -313,7 +360,7 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return DurationNs(max(NS_PER_S, wait))
         case Reason.DEADLINE_QUEUE:
             return DurationNs(max(NS_PER_S, -slack))
-        case Reason.GAP_BOUND:
+        case Reason.GAP_BOUND | Reason.LENGTH_SHARE:
             return DurationNs(NS_PER_S)
         case _:
             return None
