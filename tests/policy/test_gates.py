@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import LengthFacts
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
@@ -21,7 +20,7 @@ from headrace.policy.admission.gates import (
     retry_after,
 )
 from headrace.units import MICRO
-from tests.policy.evidence import MS, S, budget, contract, entry, view, wait, wanted
+from tests.policy.evidence import MS, S, budget, contract, entry, lengths, view, wait, wanted
 
 GATES = Gates()
 DAY = 86_400 * S
@@ -475,19 +474,6 @@ def test_the_nearest_has_the_least_time_to_a_first_token() -> None:
     assert found is not None
     assert found.replica == "b", "equals go by name"
     assert nearest(()) is None
-
-
-def lengths(**changes: Any) -> LengthFacts:
-    """Return the counts of a tenant whose long prompts are let in half as often as the mean."""
-    given: dict[str, Any] = {
-        "offered": 1_000,
-        "admitted": 800,
-        "long_offered": 100,
-        "long_admitted": 40,
-        "is_long": False,
-        "long_prefill_ns": S,
-    }
-    return LengthFacts(**(given | changes))
 
 
 BUSY = {"replicas": (view(pending_prefill_ns=900 * MS, prefill_left_ns=900 * MS),)}
