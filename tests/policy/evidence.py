@@ -151,5 +151,6 @@ def lengths(**changes: Any) -> LengthFacts:
         "long_admitted": 40,
         "is_long": False,
         "long_prefill_ns": S,
+        "long_alone_ns": S,
     }
     return LengthFacts(**(given | changes))

@@ -489,6 +489,14 @@ def test_a_short_prompt_leaves_room_for_a_long_one_that_is_behind() -> None:
     assert decision.retry_after_ns == S
 
 
+def test_a_decoding_engine_makes_room_as_well() -> None:
+    """Its steps are what makes the long one late, though nothing waits."""
+    decoding = (view(decodes=40, context_tokens=40_000),)
+    far = lengths(long_prefill_ns=1_900 * MS)
+    assert rejected({"replicas": decoding, "lengths": far}).reason is Reason.LENGTH_SHARE
+    assert isinstance(GATES.decide(entry(replicas=decoding, lengths=lengths())), Admit)
+
+
 @pytest.mark.parametrize(
     ("changes", "gates"),
     [
@@ -498,9 +506,19 @@ def test_a_short_prompt_leaves_room_for_a_long_one_that_is_behind() -> None:
         (BUSY | {"lengths": lengths(long_prefill_ns=150 * MS)}, GATES),
         (BUSY | {"lengths": lengths()}, Gates(length=Length.GREEDY)),
         (BUSY | {"lengths": lengths()}, Gates(mode=GateMode.AUDIT)),
-        ({"lengths": lengths(long_prefill_ns=5 * S)}, GATES),  # nothing waits
+        (BUSY | {"lengths": lengths(long_alone_ns=1_701 * MS)}, GATES),  # of a bound of 2 s
+        ({"lengths": lengths(long_prefill_ns=5 * S)}, GATES),  # nothing runs, nothing waits
     ],
-    ids=["nobody refused", "long itself", "not behind", "room", "greedy", "audit", "idle"],
+    ids=[
+        "nobody refused",
+        "long itself",
+        "not behind",
+        "room",
+        "greedy",
+        "audit",
+        "too long",
+        "idle",
+    ],
 )
 def test_otherwise_it_goes(changes: dict[str, Any], gates: Gates) -> None:
     assert isinstance(gates.decide(entry(**changes)), Admit)

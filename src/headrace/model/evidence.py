@@ -112,6 +112,8 @@ class LengthFacts(Struct, frozen=True, kw_only=True, gc=False):
     """Whether this request is one of these."""
     long_prefill_ns: DurationNs
     """Prefill of a prompt of their mean length, as the nearest replica is."""
+    long_alone_ns: DurationNs
+    """The same in an engine that does nothing else."""
 
 
 class EntryEvidence(Struct, frozen=True, kw_only=True):

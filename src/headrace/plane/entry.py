@@ -185,17 +185,16 @@ class _Asked:
         seen.forget(now)
         if seen.whole.admitted == seen.whole.offered:
             return None
-        profile = self.facts.spec.profile
-        prefill = profile.prefill_ns(
-            seen.long_tokens(), 0, front.decodes, front.context_tokens, profile.token_budget
-        )
+        profile, tokens = self.facts.spec.profile, seen.long_tokens()
+        decodes, context, budget = front.decodes, front.context_tokens, profile.token_budget
         return LengthFacts(
             offered=seen.whole.offered,
             admitted=seen.whole.admitted,
             long_offered=seen.long.offered,
             long_admitted=seen.long.admitted,
             is_long=seen.is_long(self.request.input_tokens),
-            long_prefill_ns=prefill,
+            long_prefill_ns=profile.prefill_ns(tokens, 0, decodes, context, budget),
+            long_alone_ns=profile.prefill_ns(tokens, 0, 0, 0, budget),
         )
 
     def learn(self, decision: Decision, now: InstantNs) -> None:

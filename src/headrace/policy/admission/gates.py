@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import EntryEvidence, ReplicaView
+from headrace.model.evidence import EntryEvidence, LengthFacts, ReplicaView
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
@@ -205,15 +205,17 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return by how much a long prompt in its place would be late, while those are behind; else None.
 
         All lengths that ask for the same room are let in equally often, for none chooses when it comes.
-        Where nothing waits nobody is refused: an idle engine serves no long prompt the sooner.
+        An engine that does nothing takes anybody. For prompts that need nearly all of the bound for
+        themselves nobody makes room: the engine would have to be empty each time.
         """
-        facts = evidence.lengths
-        if facts is None or self.length is not Length.FAIR or view is None or facts.is_long:
+        facts, bound = evidence.lengths, evidence.ttft_ns
+        if facts is None or bound is None or view is None or facts.is_long:
             return None
-        behind = facts.long_admitted * facts.offered * LONG_OF
-        if behind >= facts.admitted * facts.long_offered * LONG_KEPT:
+        if self.length is not Length.FAIR or not is_behind(facts):
             return None
-        if not (evidence.wait.backlog_ns or view.prefill_left_ns):
+        if not (evidence.wait.backlog_ns or view.prefill_left_ns or view.decodes):
+            return None
+        if facts.long_alone_ns > bound * LONG_ALONE:
             return None
         more = max(0, facts.long_prefill_ns - view.prefill_ns)
         late = more + int(more * self.prefill_margin) - slack
@@ -236,6 +238,8 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 LONG_KEPT, LONG_OF = 3, 4
 """The least admission rate of a tenant's longest tenth over that of all, before the others make room."""
+LONG_ALONE = 0.85
+"""Share of the first-token bound that the prefill of one of these may take alone for that to be worth it."""
 OF_THE_MOMENT = frozenset({Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.LENGTH_SHARE})
 """Reasons for which it would have been let in at another moment: whether lengths fare alike shows there."""
 _NO_BOUND = 86_400 * NS_PER_S
@@ -327,6 +331,12 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
         share = facts.own_ahead_ns * facts.weights // facts.own_weight
         ahead = min(ahead, share + facts.debt_ns)
     return DurationNs(pending + time_for(ahead, facts.rate_micro))
+
+
+def is_behind(facts: LengthFacts) -> bool:
+    """Return whether a tenant's longest tenth is let in much less often than all together."""
+    kept = facts.long_admitted * facts.offered * LONG_OF
+    return kept < facts.admitted * facts.long_offered * LONG_KEPT
 
 
 def gap_bound_broken(evidence: EntryEvidence) -> Verdict | None:
