@@ -98,7 +98,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whose prefill alone takes most of the bound."""
     length: Length = Length.FAIR
     """Whether a short prompt leaves room for a long one, while those are behind."""
-    revision: str = "gates-1"
+    revision: str = "gates-2"
 
     def decide(self, evidence: EntryEvidence) -> Decision:
         """Return the decision with every verdict reached, its numbers and the slack (ADM-1..3)."""
