@@ -199,10 +199,14 @@ async def test_a_change_of_policy_is_one_event_one_revision_and_one_audit_line(
     with caplog.at_level(logging.INFO, LOG):
         change = await gateway.order(
             "/policy",
-            {"admission": {"margin_ms": 80, "mode": "audit"}, "window": {"prefill_ms": 200}},
+            {
+                "admission": {"margin_ms": 80, "mode": "audit", "length": "greedy"},
+                "window": {"prefill_ms": 200},
+            },
         )
     assert change.status == 200
     changes: dict[str, list[Any]] = {
+        "deployment.admission.length": ["fair", "greedy"],
         "deployment.admission.margin_ms": [50.0, 80.0],
         "deployment.admission.mode": ["enforce", "audit"],
         "deployment.window.prefill_ms": [150.0, 200.0],

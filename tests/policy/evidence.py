@@ -7,6 +7,7 @@ from headrace.model.evidence import (
     BudgetFacts,
     ContractFacts,
     EntryEvidence,
+    LengthFacts,
     ReplicaView,
     RouteEvidence,
     WaitFacts,
@@ -139,3 +140,17 @@ def route(*views: ReplicaView, **changes: Any) -> RouteEvidence:
         "rest_bound_ns": None,
     }
     return RouteEvidence(**(given | changes))
+
+
+def lengths(**changes: Any) -> LengthFacts:
+    """Return the counts of a tenant whose long prompts are let in half as often as the mean."""
+    given: dict[str, Any] = {
+        "offered": 1_000,
+        "admitted": 800,
+        "long_offered": 100,
+        "long_admitted": 40,
+        "is_long": False,
+        "long_prefill_ns": S,
+        "long_alone_ns": S,
+    }
+    return LengthFacts(**(given | changes))

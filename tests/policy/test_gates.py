@@ -13,6 +13,7 @@ from headrace.model.features import Feature
 from headrace.policy.admission.gates import (
     GateMode,
     Gates,
+    Length,
     Mode,
     Modes,
     Wait,
@@ -22,7 +23,7 @@ from headrace.policy.admission.gates import (
     retry_after,
 )
 from headrace.units import MICRO
-from tests.policy.evidence import MS, S, budget, contract, entry, view, wait, wanted
+from tests.policy.evidence import MS, S, budget, contract, entry, lengths, view, wait, wanted
 
 GATES = Gates()
 DAY = 86_400 * S
@@ -223,20 +224,20 @@ def test_callers_faults_come_before_ours() -> None:
 
 
 def test_slack_is_the_bound_less_forecast_and_uncertainty() -> None:
-    """slack = D - route - wait - prefill - first - (margin + share of wait and prefill + input)."""
+    """slack = D - route - wait - prefill - first - (margin + shares of wait and prefill + input)."""
     evidence = entry(
         input_margin_ns=3 * MS,
         wait=wait(backlog_ns=800 * MS, own_ahead_ns=200 * MS, weights=3, rate_micro=2 * MICRO),
         replicas=(view(pending_prefill_ns=60 * MS, prefill_left_ns=40 * MS),),
     )
     waited = 40 * MS + 300 * MS
-    uncertain = (waited + 100 * MS) // 4
+    uncertain = waited // 4 + 100 * MS // 20
     expected = 2 * S - 2 * MS - waited - 100 * MS - 7 * MS - (50 * MS + uncertain + 3 * MS)
     decision = GATES.decide(evidence)
     assert isinstance(decision, Admit)
     assert (decision.wait_ns, decision.slack_ns) == (waited, expected)
     assert last(decision).margin == expected
-    assert Gates(margin_ms=0, wait_margin=0).decide(evidence).slack_ns == (
+    assert Gates(margin_ms=0, wait_margin=0, prefill_margin=0).decide(evidence).slack_ns == (
         2 * S - 2 * MS - waited - 100 * MS - 7 * MS - 3 * MS
     )
 
@@ -261,7 +262,7 @@ def test_a_retry_is_never_asked_for_within_a_second_of_a_queue() -> None:
 
 @pytest.mark.parametrize("slack", [0, 1])
 def test_no_slack_left_is_enough(slack: int) -> None:
-    forecast = 2 * MS + 100 * MS + 7 * MS + 50 * MS + 25 * MS
+    forecast = 2 * MS + 100 * MS + 7 * MS + 50 * MS + 5 * MS
     decision = GATES.decide(entry(ttft_ns=forecast + slack))
     assert isinstance(decision, Admit)
     assert decision.slack_ns == slack
@@ -313,7 +314,7 @@ def test_who_can_wait_is_not_refused_for_steps_that_are_too_long_just_now(
 ) -> None:
     tight = (view(decodes=3, tightest_gap_ns=10 * MS),)
     assert isinstance(GATES.decide(entry(ttft_ns=bound, replicas=tight)), Admit)
-    forecast = 2 * MS + 100 * MS + 7 * MS + 50 * MS + 25 * MS
+    forecast = 2 * MS + 100 * MS + 7 * MS + 50 * MS + 5 * MS
     waits = GATES.decide(entry(ttft_ns=10 * S + forecast, replicas=tight))
     assert isinstance(waits, Admit)
     soon = rejected({"ttft_ns": 10 * S + forecast - 1, "replicas": tight})
@@ -521,3 +522,51 @@ def test_the_nearest_has_the_least_time_to_a_first_token() -> None:
     assert found is not None
     assert found.replica == "b", "equals go by name"
     assert nearest(()) is None
+
+
+BUSY = {"replicas": (view(pending_prefill_ns=900 * MS, prefill_left_ns=900 * MS),)}
+
+
+def test_a_short_prompt_leaves_room_for_a_long_one_that_is_behind() -> None:
+    decision = rejected(BUSY | {"lengths": lengths()})
+    assert (decision.reason, decision.gate) == (Reason.LENGTH_SHARE, Gate.DEADLINE)
+    assert decision.slack_ns > 0, "it would have been in time itself"
+    verdict = last(decision)
+    late = 900 * MS * 105 // 100 - decision.slack_ns  # 900 ms more of prefill than its own
+    assert (verdict.measured, verdict.threshold) == (2 * S + late, 2 * S)
+    assert decision.retry_after_ns == S
+
+
+def test_a_decoding_engine_makes_room_as_well() -> None:
+    """Its steps are what makes the long one late, though nothing waits."""
+    decoding = (view(decodes=40, context_tokens=40_000),)
+    far = lengths(long_prefill_ns=1_900 * MS)
+    assert rejected({"replicas": decoding, "lengths": far}).reason is Reason.LENGTH_SHARE
+    assert isinstance(GATES.decide(entry(replicas=decoding, lengths=lengths())), Admit)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gates"),
+    [
+        (BUSY, GATES),
+        (BUSY | {"lengths": lengths(is_long=True)}, GATES),
+        (BUSY | {"lengths": lengths(long_admitted=60)}, GATES),  # three quarters of the mean
+        (BUSY | {"lengths": lengths(long_prefill_ns=150 * MS)}, GATES),
+        (BUSY | {"lengths": lengths()}, Gates(length=Length.GREEDY)),
+        (BUSY | {"lengths": lengths()}, Gates(mode=GateMode.AUDIT)),
+        (BUSY | {"lengths": lengths(long_alone_ns=1_701 * MS)}, GATES),  # of a bound of 2 s
+        ({"lengths": lengths(long_prefill_ns=5 * S)}, GATES),  # nothing runs, nothing waits
+    ],
+    ids=[
+        "nobody refused",
+        "long itself",
+        "not behind",
+        "room",
+        "greedy",
+        "audit",
+        "too long",
+        "idle",
+    ],
+)
+def test_otherwise_it_goes(changes: dict[str, Any], gates: Gates) -> None:
+    assert isinstance(gates.decide(entry(**changes)), Admit)

@@ -10,6 +10,7 @@ from headrace.model.decision import Reason
 from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Effect
 from headrace.model.event import Event
+from headrace.model.evidence import EntryEvidence
 from headrace.model.ids import DecisionId, RequestId
 from headrace.model.price import PriceSpec
 from headrace.plane.journal import Gap, Recorder, frame_bytes
@@ -25,12 +26,13 @@ from headrace.policy.ordering.orders import (
     TenantFirst,
     VtcOrder,
 )
-from headrace.report.explain import Row, explained, figures, sentences, turn_rows
+from headrace.report.explain import Row, explained, figures, sentences, turn_rows, wait_rows
 from headrace.report.story import Story, Untold, of_journal, request_of
 from headrace.report.tables import render
 from headrace.report.words import NONE
 from headrace.units import InstantNs
 from tests.plane.scenes import MS, Driver, S, config, patient, small
+from tests.policy.evidence import entry, lengths
 
 ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)
 
@@ -218,3 +220,15 @@ def test_every_order_tells_what_it_sorts_by(ordering: Ordering) -> None:
     (key,) = (row for name, row in rows.items() if name.startswith("key of "))
     assert key.value != NONE
     assert key.meaning
+
+
+def test_a_tenants_long_prompts_are_told_where_any_was_refused() -> None:
+    assert "longest tenth let in" not in told(entry())
+    facts = lengths(long_admitted=40)
+    assert " ".join(told(entry(lengths=facts)).split()) == "longest tenth let in 40 % of all: 80 %"
+    mine = told(entry(lengths=lengths(is_long=True)))
+    assert mine.endswith("; this is one of it")
+
+
+def told(evidence: EntryEvidence) -> str:
+    return " ".join(" ".join(row) for row in wait_rows(evidence, None) if "tenth" in row.name)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from headrace.model.event import (
     ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
+    RequestArrived,
 )
 from headrace.model.ids import AttemptId, RequestId, TenantId
 from headrace.model.meter import NO_STREAM
@@ -27,12 +29,12 @@ from headrace.plane.streams import EPOCH_BITS
 from headrace.report.groups import Latency
 from headrace.report.summary import summarise
 from headrace.sim.experiment import record, without_control
-from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow
+from headrace.sim.faults import Crash, Drain, Fault, Leavers, Repeaters, Reports, Restart, Slow
 from headrace.sim.scenario import rows_of
 from headrace.sim.world import World
 from headrace.trace.mix import Fixed
 from headrace.trace.row import TraceRow
-from headrace.units import InstantNs, seconds
+from headrace.units import NS_PER_S, InstantNs, seconds
 from tests.sim.scenes import Ran, burst, deployment, run, scenario, source
 
 LONG = Fixed(input=400, output=300)  # about two seconds on an idle replica
@@ -444,3 +446,36 @@ def test_a_world_without_requests_ends_at_once() -> None:
     assert ran.rows() == []
     assert len(ran.events(ReplicaUp)) == 2
     assert ran.world.now == 0
+
+
+def test_who_is_refused_comes_again_and_has_one_row() -> None:
+    rows = burst(1_000)
+    one = scenario(config=deployment(1))
+    plain = run(one, 0, rows)
+    again = run(replace(one, faults=(Repeaters(times=2),)), 0, rows)
+    assert len(again.rows()) == len(plain.rows()) == 1_000
+    assert len(again.rows(admitted=True)) > len(plain.rows(admitted=True)) > 0
+    arrivals = Counter(event.request.id for event in again.events(RequestArrived))
+    assert set(arrivals.values()) == {1, 2, 3}
+    refused = {row.request for row in again.rows(admitted=False)}
+    assert {arrivals[request] for request in refused} == {3}, "each asked as often as it would"
+    assert isinstance(verify(again.segments), Verified)
+
+
+def test_nobody_comes_again_in_vain_nor_before_it_was_told_to() -> None:
+    caller = Repeaters(times=3)
+    rng = Random(1)
+    waits = [caller.delay_ns(nth, None, rng) / NS_PER_S for nth in (1, 2, 3, 9)]
+    for wait, least in zip(waits, (0.5, 1, 2, 8), strict=True):
+        assert least <= wait <= 1.25 * least
+    assert caller.delay_ns(1, seconds(7), rng) >= seconds(7)
+    never = [*burst(1, given=10_000_000)]
+    ran = run(scenario(faults=(caller,)), 0, never)
+    assert len(ran.events(RequestArrived)) == 1, "its prompt fits no model"
+
+
+def test_who_would_come_again_after_the_end_was_refused() -> None:
+    one = scenario(config=deployment(1), drain_s=0.1, faults=(Repeaters(times=2),))
+    ran = run(one, 0, burst(300), check=False)
+    assert len(ran.rows()) == 300
+    assert len(ran.rows(admitted=False)) > 0

@@ -141,6 +141,14 @@ REASONS: dict[Reason, Face] = {
         retryable=True,
         dropped="rejected-saturated",
     ),
+    Reason.LENGTH_SHARE: Face(
+        503,
+        _OURS,
+        "server_is_overloaded",
+        "Longer prompts are let in too seldom, and what room there is is theirs.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
     Reason.QUEUE_PRESSURE: Face(
         503,
         OURS,

@@ -21,7 +21,7 @@ from headrace.config.schema import Settings
 from headrace.gateway.audit import Audit, AuditLine, written
 from headrace.gateway.driver import Driver
 from headrace.gateway.grants import Grant, Grants, minus, plus
-from headrace.policy.admission.gates import GateMode, Mode
+from headrace.policy.admission.gates import GateMode, Length, Mode
 from headrace.policy.catalog import POLICY, PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
@@ -58,6 +58,8 @@ class AdmissionChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     margin_ms: float | UnsetType = UNSET
     wait_margin: float | UnsetType = UNSET
+    prefill_margin: float | UnsetType = UNSET
+    length: Length | UnsetType = UNSET
     mode: GateMode | UnsetType = UNSET
     modes: ModesChange | UnsetType = UNSET
 

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     DEADLINE_QUEUE = "deadline_queue"
     GAP_BOUND = "gap_bound"
+    LENGTH_SHARE = "length_share"
     QUEUE_PRESSURE = "queue_pressure"
     EXPIRED = "expired"
     WAITED_OUT = "waited_out"

@@ -140,6 +140,22 @@ class WaitFacts(Struct, frozen=True, kw_only=True, gc=False):
     """Work-seconds per second of the ready replicas of its pools, in millionths; 0: none ready."""
 
 
+class LengthFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """What was offered to the deadline gate and let in of this tenant, in millionths, lately."""
+
+    offered: int
+    admitted: int
+    long_offered: int
+    """The longest tenth of them."""
+    long_admitted: int
+    is_long: bool
+    """Whether this request is one of these."""
+    long_prefill_ns: DurationNs
+    """Prefill of a prompt of their mean length, as the nearest replica is."""
+    long_alone_ns: DurationNs
+    """The same in an engine that does nothing else."""
+
+
 class EntryEvidence(Struct, frozen=True, kw_only=True):
     """What admission knew when the request came."""
 
@@ -173,6 +189,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """The cheapest and the prefix holders."""
     rest_bound_ns: int | None
     """No other replica's queue is below this; None: there is no other."""
+    lengths: LengthFacts | None = None
+    """None: nobody asks, or none of this tenant was refused lately."""
 
 
 class RouteEvidence(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from headrace.model.budget import Take
-from headrace.model.decision import Admit, Reason, Reject
+from headrace.model.decision import Admit, Decision, Reason, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
@@ -12,6 +12,7 @@ from headrace.model.evidence import (
     ContractFacts,
     EntryEvidence,
     EntryRecord,
+    LengthFacts,
     ReplicaView,
     WaitFacts,
 )
@@ -27,10 +28,11 @@ from headrace.model.slo import Bounds, Outcome
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.ledger import Quota, window_facts
+from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange, unlimited
-from headrace.policy.admission.gates import nearest
+from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
 from headrace.policy.fairness.backlog import waiting_key
 from headrace.policy.fairness.forecast import debt, stake
 from headrace.policy.ordering.orders import FAR, Order, Place
@@ -43,6 +45,9 @@ from headrace.units import (
     WorkNs,
     later,
 )
+
+LENGTHS_MAX = 4_096
+"""Tenants of a class whose lengths are counted; beyond, the one longest without a request is forgotten."""
 
 
 def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
@@ -76,6 +81,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         decision=decision,
     )
     m.out.append(Decided(record))
+    asked.learn(decision, now)
     entry = Entry(
         arrived_at=now,
         input_tokens=request.input_tokens,
@@ -137,6 +143,7 @@ class _Asked:
         """From dispatch to first token as the engines stand; fixes the latest start. No more prefill
         is before it by then than its dispatch window lets in."""
         self.known = m.state.models[self.model]
+        self._by_length = settings.config.admission.length is Length.FAIR
 
     def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
         """Freeze what admission may look at."""
@@ -173,7 +180,42 @@ class _Asked:
             blocks_largest=largest,
             replicas=views,
             rest_bound_ns=rest,
+            lengths=self._lengths(front, now) if self._by_length else None,
         )
+
+    def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:
+        """Return what was let in of this tenant's, if any of them was refused."""
+        seen = self.known.lengths.get(tenant_key(self.way))
+        if seen is None or front is None:
+            return None
+        seen.forget(now)
+        if seen.whole.admitted == seen.whole.offered:
+            return None
+        profile, tokens = self.facts.spec.profile, seen.long_tokens()
+        decodes, context, budget = front.decodes, front.context_tokens, profile.token_budget
+        return LengthFacts(
+            offered=seen.whole.offered,
+            admitted=seen.whole.admitted,
+            long_offered=seen.long.offered,
+            long_admitted=seen.long.admitted,
+            is_long=seen.is_long(self.request.input_tokens),
+            long_prefill_ns=profile.prefill_ns(tokens, 0, decodes, context, budget),
+            long_alone_ns=profile.prefill_ns(tokens, 0, 0, 0, budget),
+        )
+
+    def learn(self, decision: Decision, now: InstantNs) -> None:
+        """Count the request by its length, if it was for the deadline gate alone to refuse it."""
+        if not self._by_length:
+            return
+        if isinstance(decision, Reject) and decision.reason not in OF_THE_MOMENT:
+            return
+        lengths, key = self.known.lengths, tenant_key(self.way)
+        seen = lengths.pop(key, None) or Lengths(at=now)
+        lengths[key] = seen
+        if len(lengths) > LENGTHS_MAX:
+            del lengths[next(iter(lengths))]
+        seen.forget(now)
+        seen.add(self.request.input_tokens, admitted=isinstance(decision, Admit))
 
     def latest_start(self, now: InstantNs) -> InstantNs:
         """Return when the request must be sent to meet its first-token bound."""

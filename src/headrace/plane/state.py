@@ -23,6 +23,7 @@ from headrace.model.slo import Bounds
 from headrace.plane.accounts import Accounts
 from headrace.plane.fleet import Fleet
 from headrace.plane.ledger import Ledger
+from headrace.plane.lengths import Lengths
 from headrace.plane.pace import Pace
 from headrace.plane.rate import Rate
 from headrace.policy.fairness.backlog import Backlog
@@ -101,6 +102,8 @@ class ModelState(Struct):
     """At what rate queued work drains, by pool."""
     pace: Pace = field(default_factory=Pace)
     """Work that cannot wait, as it comes in."""
+    lengths: dict[str, Lengths] = {}
+    """What is let in of each tenant in each class, by length; the one longest without a request first."""
     held: bool = False
     """A long prompt that can wait was held back for its sake."""
     stuck: dict[ClassName, tuple[int, int, bool]] = {}

@@ -293,6 +293,12 @@ def wait_rows(evidence: EntryEvidence, wait_ns: int | None) -> Iterator[Row]:
     yield Row("wait", NONE if wait_ns is None else _ms(wait_ns), "ms", formula)
     bound = f"of at most {evidence.own_queue_bound}"
     yield Row("own requests waiting", count(evidence.own_queued), "", bound)
+    if (by := evidence.lengths) is not None:
+        whole, long = by.admitted / by.offered, by.long_admitted / max(1, by.long_offered)
+        mine = "; this is one of it" if by.is_long else ""
+        yield Row(
+            "longest tenth let in", f"{100 * long:.0f}", "%", f"of all: {100 * whole:.0f} %{mine}"
+        )
 
 
 # Its turn and its place --------------------------------------------------------------------------

@@ -23,9 +23,9 @@ def hold(world: World, number: str, holds: bool, what: str) -> None:
 
 
 def requests_are_conserved(world: World) -> None:
-    """INV-1: every offered request has ended or is live in the plane."""
+    """INV-1: every offered request has ended, is live in the plane, or was refused and comes again."""
     live = [r for r in world.plane.state.live if r not in world.concluded]
-    accounted = len(world.concluded) + len(live)
+    accounted = len(world.concluded) + len(live) + len(world.away)
     hold(world, "INV-1", world.offered == accounted, f"{world.offered=} {accounted=}")
 
 

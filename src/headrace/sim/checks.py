@@ -160,6 +160,8 @@ class Checker:
     def _concluded(self, world: World, row: Concluded) -> None:
         """INV-10: one outcome, of something offered, admitted if it was."""
         request = row.request
+        if request in world.away:
+            return  # refused, and it comes again
         hold(world, "INV-10", request not in self._over, f"{request} has two outcomes")
         hold(world, "INV-10", request <= world.offered, f"{request} was never offered")
         admitted = request in self._admitted

@@ -3,9 +3,12 @@
 The plane is told of nothing here but a drain; it sees lost, late and repeated events as it would live.
 """
 
+from random import Random
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from headrace.units import NS_PER_S, DurationNs
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -77,4 +80,20 @@ class Restart(
     checkpoint_age_s: _Seconds = 0.5
 
 
-Fault = Crash | Drain | Slow | Reports | Leavers | Restart
+class Repeaters(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="repeaters"
+):
+    """Callers who were refused, and for whom repeating can help, ask again as the public clients do."""
+
+    times: Annotated[int, Meta(ge=1, le=10)] = 2
+
+    def delay_ns(self, nth: int, told: DurationNs | None, rng: Random) -> DurationNs:
+        """Return how long a caller waits after its nth refusal: as it was told, else half a second.
+
+        That doubles each time, to eight seconds at most; up to a quarter comes on top of either.
+        """
+        base = told if told is not None else min(8, 2 ** (nth - 1) / 2) * NS_PER_S
+        return DurationNs(int(base * (1 + rng.random() / 4)))
+
+
+Fault = Crash | Drain | Slow | Reports | Leavers | Repeaters | Restart

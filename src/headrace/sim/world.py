@@ -10,7 +10,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from headrace.model.decision import Reason
-from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Entry
+from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Entry, Refuse
 from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
@@ -46,7 +46,7 @@ from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
-from headrace.sim.faults import Crash, Drain, Leavers, Reports, Restart
+from headrace.sim.faults import Crash, Drain, Leavers, Repeaters, Reports, Restart
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
@@ -92,6 +92,10 @@ class World:
         """The lives that the plane was told of and whose end it was not told of."""
         self.draining: set[ReplicaName] = set()
         """Of these, the ones that take nothing new."""
+        self._refusals: dict[RequestId, int] = {}
+        """How often callers that ask again were refused."""
+        self.away: dict[RequestId, Concluded | None] = {}
+        """Of these, the ones that will come again, with the row of their last refusal."""
         self.cut_off: list[RequestId] = []
         """Requests that had not ended when the run had to."""
         self._sink, self._decisions, self._after = sink, decisions, after
@@ -128,7 +132,7 @@ class World:
         last = self.rows[-1].at if self.rows else 0
         end = last + seconds(self.scenario.drain_s)
         agenda = self._agenda
-        while len(agenda) and (self._left_to_offer or self.plane.state.live):
+        while len(agenda) and (self._left_to_offer or self.plane.state.live or self.away):
             at, kind, entity, event = agenda.pop()
             if at > end:
                 break
@@ -184,6 +188,8 @@ class World:
             case Cancel():
                 self.engines.stop(effect.attempt, self.now)
                 self.engines.drop(effect.attempt)
+            case Refuse():
+                self._refused(effect)
             case Concluded():
                 self._conclude(effect)
             case Decided() if self._decisions is not None:
@@ -193,7 +199,11 @@ class World:
 
     # Arrivals and callers --------------------------------------------------------------------
 
-    def _arrive(self, entity: int, _event: object) -> None:
+    def _arrive(self, entity: int, event: object) -> None:
+        if event is not None:  # it was refused, and comes again
+            del self.away[RequestId(entity + 1)]
+            self.tell(RequestArrived(self.request(entity)))
+            return
         row = self.rows[entity]
         if entity + 1 < len(self.rows):
             self._agenda.push(self.rows[entity + 1].at, Kind.ARRIVAL, entity + 1, None)
@@ -207,6 +217,18 @@ class World:
                     when = later(row.at, seconds(rng.uniform(0, fault.within_s)))
                     self._agenda.push(when, Kind.LEAVE, entity, request.id)
         self.tell(RequestArrived(request))
+
+    def _refused(self, effect: Refuse) -> None:
+        """Have a caller come again, if it is one that does and was told that it helps."""
+        told = effect.rejection.retry_after_ns
+        for fault in self.scenario.faults:
+            if isinstance(fault, Repeaters) and told is not None:
+                nth = self._refusals[effect.request] = self._refusals.get(effect.request, 0) + 1
+                if nth <= fault.times:
+                    self.away[effect.request] = None
+                    rng = stream(self.seed, "again", effect.request, nth)
+                    when = later(self.now, fault.delay_ns(nth, told, rng))
+                    self._agenda.push(when, Kind.ARRIVAL, effect.request - 1, "again")
 
     def request(self, at: int) -> Request:
         """Return what the plane may know of a row; ids count from 1 in order of arrival."""
@@ -281,7 +303,7 @@ class World:
         for delay in self._deliveries(entity):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
         period = ms(self.scenario.deployment.reports.poll_ms)
-        if self.plane.state.live:
+        if self.plane.state.live or self.away:
             self._agenda.push(later(self.now, period), Kind.REPORT, entity, event)
         elif self._left_to_offer:
             # Nothing happens before the next arrival: go on with the last report that it can find.
@@ -419,6 +441,9 @@ class World:
 
     def _conclude(self, row: Concluded) -> None:
         """Keep a request's row; after a restart an old one may be concluded again, and is not."""
+        if row.request in self.away:
+            self.away[row.request] = row
+            return
         if row.request in self.concluded:
             assert self.epoch, f"INV-10 at {self.now}: {row.request} concluded twice"
             return
@@ -432,6 +457,10 @@ class World:
         Those on a replica time out. For those that wait the plane knows no end but their caller's.
         """
         live = self.plane.state.live
+        away, self.away = self.away, {}
+        for row in away.values():
+            assert row is not None, "each refusal is followed by its row"
+            self._conclude(row)
         self.cut_off = list(live)
         for request in self.cut_off:
             if live[request].phase is Phase.QUEUED:

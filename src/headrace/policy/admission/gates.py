@@ -12,7 +12,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import BudgetFacts, EntryEvidence, ReplicaView, WindowFacts
+from headrace.model.evidence import (
+    BudgetFacts,
+    EntryEvidence,
+    LengthFacts,
+    ReplicaView,
+    WindowFacts,
+)
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
@@ -71,6 +77,16 @@ class Wait(StrEnum):
     """The whole backlog; refuses conforming tenants because of a hog. For comparison."""
 
 
+class Length(StrEnum):
+    """Who gets in where not all can: prompts of every length alike, or whoever fits."""
+
+    FAIR = "fair"
+    """While a tenant's longest tenth is let in much less often than the rest, the rest leaves room for
+    one of it."""
+    GREEDY = "greedy"
+    """Whoever fits: past capacity those are the short ones."""
+
+
 class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The four gates and their margins."""
 
@@ -82,9 +98,14 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     margin_ms: Annotated[float, Meta(ge=0, le=60_000)] = 50.0
     """Taken off each slack. 50: a few decode steps of a full batch."""
     wait_margin: Annotated[float, Meta(ge=0, le=4)] = 0.25
-    """Share of the predicted wait and prefill added as uncertainty. 0.25: what a measured rate
-    drifts within a first-token bound."""
-    revision: str = "gates-1"
+    """Share of the predicted wait added as uncertainty. 0.25: what a measured rate drifts within a
+    first-token bound."""
+    prefill_margin: Annotated[float, Meta(ge=0, le=4)] = 0.05
+    """Share of its own predicted prefill added. 0.05: what profiles are off; more would shut out prompts
+    whose prefill alone takes most of the bound."""
+    length: Length = Length.FAIR
+    """Whether a short prompt leaves room for a long one, while those are behind."""
+    revision: str = "gates-2"
 
     def decide(self, evidence: EntryEvidence) -> Decision:
         """Return the decision with every verdict reached, its numbers and the slack (ADM-1..3)."""
@@ -140,7 +161,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _slack(self, evidence: EntryEvidence, wait: DurationNs, view: ReplicaView | None) -> int:
         """Return D - now - forecast - U (ADM-3); no deadline leaves the bound of a day."""
         prefill = view.prefill_ns if view is not None else evidence.demand.prefill_ns
-        uncertain = int((wait + prefill) * self.wait_margin)
+        uncertain = int(wait * self.wait_margin + prefill * self.prefill_margin)
         margin = round(self.margin_ms * NS_PER_MS) + uncertain + evidence.input_margin_ns
         bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
         return bound - evidence.route_ns - wait - prefill - evidence.first_ns - margin
@@ -176,7 +197,37 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         harmed = gap_bound_broken(evidence) if slack < _CAN_WAIT else None
         if harmed is not None:
             return harmed
+        less = self._room_missing(evidence, slack, view)
+        if less is not None:
+            return Verdict(
+                gate=Gate.DEADLINE,
+                reason=Reason.LENGTH_SHARE,
+                measured=bound + less,
+                threshold=bound,
+            )
         return Verdict(gate=Gate.DEADLINE, reason=None, measured=bound - slack, threshold=bound)
+
+    def _room_missing(
+        self, evidence: EntryEvidence, slack: int, view: ReplicaView | None
+    ) -> int | None:
+        """Return by how much a long prompt in its place would be late, while those are behind; else None.
+
+        All lengths that ask for the same room are let in equally often, for none chooses when it comes.
+        An engine that does nothing takes anybody. For prompts that need nearly all of the bound for
+        themselves nobody makes room: the engine would have to be empty each time.
+        """
+        facts, bound = evidence.lengths, evidence.ttft_ns
+        if facts is None or bound is None or view is None or facts.is_long:
+            return None
+        if self.length is not Length.FAIR or not is_behind(facts):
+            return None
+        if not (evidence.wait.backlog_ns or view.prefill_left_ns or view.decodes):
+            return None
+        if facts.long_alone_ns > bound * LONG_ALONE:
+            return None
+        more = max(0, facts.long_prefill_ns - view.prefill_ns)
+        late = more + int(more * self.prefill_margin) - slack
+        return late if late > 0 else None
 
     def _budget_for_queue(
         self, evidence: EntryEvidence, bound: int, view: ReplicaView | None
@@ -193,6 +244,12 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return bound - evidence.route_ns - alone - evidence.first_ns - margin
 
 
+LONG_KEPT, LONG_OF = 3, 4
+"""The least admission rate of a tenant's longest tenth over that of all, before the others make room."""
+LONG_ALONE = 0.85
+"""Share of the first-token bound that the prefill of one of these may take alone for that to be worth it."""
+OF_THE_MOMENT = frozenset({Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.LENGTH_SHARE})
+"""Reasons for which it would have been let in at another moment: whether lengths fare alike shows there."""
 _NO_BOUND = 86_400 * NS_PER_S
 _CAN_WAIT = 10 * NS_PER_S
 """Slack beyond which steps that are too long at this moment say nothing about its own start."""
@@ -335,6 +392,12 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
     return DurationNs(pending + time_for(ahead, facts.rate_micro))
 
 
+def is_behind(facts: LengthFacts) -> bool:
+    """Return whether a tenant's longest tenth is let in much less often than all together."""
+    kept = facts.long_admitted * facts.offered * LONG_OF
+    return kept < facts.admitted * facts.long_offered * LONG_KEPT
+
+
 def gap_bound_broken(evidence: EntryEvidence) -> Verdict | None:
     """Return a refusal if on every candidate the newcomer's step breaks a gap bound (ADM-1)."""
     worst: Verdict | None = None
@@ -376,7 +439,7 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return DurationNs(max(NS_PER_S, wait))
         case Reason.DEADLINE_QUEUE:
             return DurationNs(max(NS_PER_S, -slack))
-        case Reason.GAP_BOUND:
+        case Reason.GAP_BOUND | Reason.LENGTH_SHARE:
             return DurationNs(NS_PER_S)
         case _:
             return None
