@@ -143,7 +143,7 @@ REASONS: dict[Reason, Face] = {
     ),
     Reason.LENGTH_SHARE: Face(
         503,
-        _OURS,
+        OURS,
         "server_is_overloaded",
         "Longer prompts are let in too seldom, and what room there is is theirs.",
         retryable=True,
