@@ -21,8 +21,8 @@ from headrace.policy.ordering.orders import FAR
 from headrace.policy.routing.seconds import is_open
 from headrace.report.story import Entered, Sent, Story
 from headrace.report.tables import Column, Table, render_all
-from headrace.report.words import NONE, count
-from headrace.units import MICRO, mib_ceil, to_ms, to_seconds
+from headrace.report.words import NONE, count, milliseconds, taken, yes
+from headrace.units import MICRO, mib_ceil, to_seconds
 
 
 class Row(NamedTuple):
@@ -85,13 +85,13 @@ def _entered(entered: Entered) -> str:
     )
     number = f"(decision {record.decision_id}, policy revision {record.policy_revision})"
     if isinstance(decision, Admit):
-        spare = _ms(decision.slack_ns)
+        spare = milliseconds(decision.slack_ns)
         slack = "" if record.evidence.ttft_ns is None else f", with {spare} ms of slack"
         return f"{head} It was admitted{slack} {number}.{_recorded(decision)}"
     gate = "" if decision.gate is None else f" by the {decision.gate} gate"
     again = "repeating does not help"
     if decision.retry_after_ns is not None:
-        again = f"repeating can help after {_ms(decision.retry_after_ns)} ms"
+        again = f"repeating can help after {milliseconds(decision.retry_after_ns)} ms"
     return f"{head} It was refused{gate}: {plain(decision.reason)}; {again} {number}."
 
 
@@ -111,7 +111,7 @@ def _sent(sent: Sent, arrived_at: int | None) -> str:
     after, waited = "", 0
     if arrived_at is not None:
         waited = record.at - arrived_at
-        after = f" {_ms(waited)} ms after it arrived" if waited else " at once"
+        after = f" {milliseconds(waited)} ms after it arrived" if waited else " at once"
     relegated = sent.dispatch is not None and sent.dispatch.relegated
     late = ", though too late for its bound" if relegated else ""
     return (
@@ -178,9 +178,13 @@ def demand_rows(demand: Demand) -> Iterator[Row]:
     yield Row("output p90", count(demand.output_p90), "tokens", "what memory is reserved for")
     kv = f"{count(mib_ceil(demand.kv_bytes))} MiB before rounding to blocks"
     yield Row("KV reserved", count(demand.kv_blocks), "blocks", kv)
-    yield Row("prefill alone", _ms(demand.prefill_ns), "ms", "the whole prompt, nothing cached")
-    yield Row("work p50", _ms(demand.work_p50_ns), "ms", "GPU time, what queues are weighed by")
-    yield Row("work p90", _ms(demand.work_p90_ns), "ms")
+    yield Row(
+        "prefill alone", milliseconds(demand.prefill_ns), "ms", "the whole prompt, nothing cached"
+    )
+    yield Row(
+        "work p50", milliseconds(demand.work_p50_ns), "ms", "GPU time, what queues are weighed by"
+    )
+    yield Row("work p90", milliseconds(demand.work_p90_ns), "ms")
 
 
 _UNITS: dict[Gate, str] = {Gate.BUDGET: "tokens", Gate.MEMORY: "blocks", Gate.DEADLINE: "ms"}
@@ -225,7 +229,7 @@ def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
             verdict.limit,
         )
     timed = verdict.gate is Gate.DEADLINE
-    shown = [_ms(number) if timed else count(number) for number in numbers]
+    shown = [milliseconds(number) if timed else count(number) for number in numbers]
     unit = _UNITS.get(verdict.gate, "tokens")
     if verdict.reason is not None:
         unit = _COUNTED.get(verdict.reason, unit)
@@ -252,32 +256,42 @@ def slack_rows(record: EntryRecord, wait_ns: int | None) -> Iterator[Row]:
     view = nearest(evidence.replicas)
     prefill = evidence.demand.prefill_ns if view is None else view.prefill_ns
     place = "alone, as no replica is ready" if view is None else f"at {view.replica}, the nearest"
-    yield Row("first-token bound", _ms(evidence.ttft_ns), "ms")
-    yield Row("routing", _less(evidence.route_ns), "ms", "what the gateway itself adds")
+    yield Row("first-token bound", milliseconds(evidence.ttft_ns), "ms")
+    yield Row("routing", taken(evidence.route_ns), "ms", "what the gateway itself adds")
     if wait_ns is not None:
-        yield Row("queue", _less(wait_ns), "ms", "the wait that was forecast, below")
-        yield Row("prefill", _less(prefill), "ms", place)
-        yield Row("first decode step", _less(evidence.first_ns), "ms")
+        yield Row("queue", taken(wait_ns), "ms", "the wait that was forecast, below")
+        yield Row("prefill", taken(prefill), "ms", place)
+        yield Row("first decode step", taken(evidence.first_ns), "ms")
         short = evidence.input_margin_ns
         rest = evidence.ttft_ns - evidence.route_ns - wait_ns - prefill - evidence.first_ns - slack
-        yield Row("input uncertainty", _less(short), "ms", "tokens the count may be short of")
-        yield Row("other margins", _less(rest - short), "ms", "fixed, and a share of the forecast")
-    yield Row("slack", _ms(slack), "ms", "below 0 the deadline gate refuses")
+        yield Row("input uncertainty", taken(short), "ms", "tokens the count may be short of")
+        yield Row("other margins", taken(rest - short), "ms", "fixed, and a share of the forecast")
+    yield Row("slack", milliseconds(slack), "ms", "below 0 the deadline gate refuses")
 
 
 def wait_rows(evidence: EntryEvidence, wait_ns: int | None) -> Iterator[Row]:
     """Yield what the forecast wait is made of."""
     facts, view = evidence.wait, nearest(evidence.replicas)
     pending = 0 if view is None else view.prefill_left_ns
-    yield Row("prefill in flight", _ms(pending), "ms", "sent to the nearest replica before it")
-    yield Row("backlog", _ms(facts.backlog_ns), "ms", "work that waits and shares its pools")
     yield Row(
-        "own work ahead", _ms(facts.own_ahead_ns), "ms", "of it, its tenant's with an earlier key"
+        "prefill in flight", milliseconds(pending), "ms", "sent to the nearest replica before it"
+    )
+    yield Row(
+        "backlog", milliseconds(facts.backlog_ns), "ms", "work that waits and shares its pools"
+    )
+    yield Row(
+        "own work ahead",
+        milliseconds(facts.own_ahead_ns),
+        "ms",
+        "of it, its tenant's with an earlier key",
     )
     weights = f"{facts.own_weight} of {facts.weights}"
     yield Row("weight", weights, "", "its tenant's, of those that compete")
     yield Row(
-        "debt", _ms(facts.debt_ns), "ms", "work of others before its counter is the least again"
+        "debt",
+        milliseconds(facts.debt_ns),
+        "ms",
+        "work of others before its counter is the least again",
     )
     yield Row(
         "counter",
@@ -290,7 +304,7 @@ def wait_rows(evidence: EntryEvidence, wait_ns: int | None) -> Iterator[Row]:
     formula = "in flight + min(backlog, own ahead x weights / own weight + debt) / rate"
     if wait_ns is not None and wait_ns != predicted_wait(evidence, Wait.FAIR, view):
         formula = "in flight + the whole backlog / rate"
-    yield Row("wait", NONE if wait_ns is None else _ms(wait_ns), "ms", formula)
+    yield Row("wait", NONE if wait_ns is None else milliseconds(wait_ns), "ms", formula)
     bound = f"of at most {evidence.own_queue_bound}"
     yield Row("own requests waiting", count(evidence.own_queued), "", bound)
     if (by := evidence.lengths) is not None:
@@ -313,13 +327,13 @@ def turn_rows(sent: Sent) -> Iterator[Row]:
         yield from score_rows(evidence.score)
     yield from key_rows(sent)
     yield Row("unit", evidence.cost, "", "what counters count: the revision of the cost")
-    yield Row("lent", _yes(evidence.lent), "", "a tenant further under its share could wait")
-    yield Row("patient", _yes(evidence.patient), "", "it can wait itself, or is hopeless")
-    slack = _ms(record.slack_ns) if record.slack_ns < FAR // 2 else NONE
+    yield Row("lent", yes(evidence.lent), "", "a tenant further under its share could wait")
+    yield Row("patient", yes(evidence.patient), "", "it can wait itself, or is hopeless")
+    slack = milliseconds(record.slack_ns) if record.slack_ns < FAR // 2 else NONE
     yield Row("slack", slack, "ms", "to its first-token bound, when it was sent")
     if sent.dispatch is not None:
         late = "past its latest start, behind its tenant's others"
-        yield Row("relegated", _yes(sent.dispatch.relegated), "", late)
+        yield Row("relegated", yes(sent.dispatch.relegated), "", late)
 
 
 _KEYS = {
@@ -343,11 +357,11 @@ def key_rows(sent: Sent) -> Iterator[Row]:
     if kind in {"fifo", "vtc"}:
         yield Row(f"key of {kind}", count(key), "", told)
     elif kind == "sjf":
-        yield Row(f"key of {kind}", _ms(key), "ms", told)
+        yield Row(f"key of {kind}", milliseconds(key), "ms", told)
     elif key - sent.record.at < FAR // 2:
         yield Row(
             f"key of {kind}",
-            _ms(key - sent.record.at),
+            milliseconds(key - sent.record.at),
             "ms",
             f"{told}, or when it lets nobody pass; from when it was sent",
         )
@@ -398,7 +412,7 @@ def placements(sent: Sent) -> Table:
                 rows.append((view.replica, terms, _standing(evidence, view)))
     rest = "no other replica was open"
     if evidence.rest_bound_ns is not None:
-        rest = f"no other has a queue below {_ms(evidence.rest_bound_ns)} ms"
+        rest = f"no other has a queue below {milliseconds(evidence.rest_bound_ns)} ms"
     columns = ("replica", *_TERMS, "total", "")
     return Table(
         title="Where it went: cost by replica, in ms",
@@ -424,12 +438,12 @@ def _standing(evidence: RouteEvidence, view: ReplicaView) -> str:
 def _costs(terms: RouteTerms) -> tuple[str, ...]:
     """Return the terms as they add up."""
     return (
-        _ms(terms.queue_ns),
-        _ms(terms.interference_ns),
-        _ms(terms.kv_ns),
-        _ms(terms.staleness_ns),
-        _less(terms.prefix_credit_ns),
-        _ms(terms.total_ns),
+        milliseconds(terms.queue_ns),
+        milliseconds(terms.interference_ns),
+        milliseconds(terms.kv_ns),
+        milliseconds(terms.staleness_ns),
+        taken(terms.prefix_credit_ns),
+        milliseconds(terms.total_ns),
     )
 
 
@@ -469,14 +483,14 @@ def measures(seen: Indicators, bounds: Bounds, missed: tuple[Indicator, ...]) ->
         rows=tuple(
             (
                 name,
-                NONE if value is None else _ms(value),
-                NONE if bound is None else _ms(bound),
+                NONE if value is None else milliseconds(value),
+                NONE if bound is None else milliseconds(bound),
                 "MISSED" if one in missed else "met" if bound is not None else "",
                 said,
             )
             for one, name, value, bound, said in rows
         ),
-        note=f"{count(seen.gaps_over)} gaps above {_ms(bounds.gap_ns)} ms; gaps are judged pooled",
+        note=f"{count(seen.gaps_over)} gaps above {milliseconds(bounds.gap_ns)} ms; gaps are judged pooled",
     )
 
 
@@ -484,22 +498,10 @@ def outcome_rows(row: Concluded) -> Iterator[Row]:
     """Yield what came of it."""
     yield Row("outcome", NONE if row.outcome is None else plain(row.outcome))
     yield Row("reason", NONE if row.reason is None else plain(row.reason))
-    yield Row("goodput", _yes(row.met), "", "succeeded inside every bound")
+    yield Row("goodput", yes(row.met), "", "succeeded inside every bound")
     if row.usage is not None:
         usage = row.usage
         cached = f"{count(usage.cached_tokens)} of them cached"
         yield Row("input", count(usage.input_tokens), "tokens", cached)
         yield Row("output", count(usage.output_tokens), "tokens", "by the engine's usage")
-        yield Row("work", _ms(row.work_ns), "ms", "as if nothing had been cached")
-
-
-def _ms(nanoseconds: float) -> str:
-    return f"{to_ms(round(nanoseconds)):,.1f}"
-
-
-def _less(nanoseconds: int) -> str:
-    return _ms(-nanoseconds) if nanoseconds else _ms(0)
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "no"
+        yield Row("work", milliseconds(row.work_ns), "ms", "as if nothing had been cached")

@@ -81,3 +81,18 @@ def reason(name: str) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """Return a time in ms, one digit after the point."""
+    return f"{to_ms(round(nanoseconds)):,.1f}"
+
+
+def taken(nanoseconds: int) -> str:
+    """Return a time in ms that is taken off."""
+    return milliseconds(-nanoseconds) if nanoseconds else milliseconds(0)
+
+
+def yes(holds: bool) -> str:
+    """Return yes or no."""
+    return "yes" if holds else "no"
