@@ -26,9 +26,11 @@ from headrace.policy.ordering.orders import (
     TenantFirst,
     VtcOrder,
 )
-from headrace.report.explain import Row, explained, figures, sentences, turn_rows, wait_rows
+from headrace.report.explain import explained, sentences, wait_rows
+from headrace.report.rows import Row, figures
 from headrace.report.story import Story, Untold, of_journal, request_of
 from headrace.report.tables import render
+from headrace.report.turn import turn_rows
 from headrace.report.words import NONE
 from headrace.units import InstantNs
 from tests.plane.scenes import MS, Driver, S, config, patient, small

@@ -4,34 +4,25 @@ Figures are rows of name, value, unit and meaning: what a later policy decides b
 own and nothing else.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from msgspec import UNSET
 
 from headrace.model.budget import Unit, written_amount
-from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, ScoreTerms, Verdict
+from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
 from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, RouteEvidence
-from headrace.model.paths import Band, Term
+from headrace.model.paths import Band
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
 from headrace.policy.admission.gates import Wait, nearest, predicted_wait
-from headrace.policy.ordering.orders import FAR
 from headrace.policy.routing.seconds import is_open
+from headrace.report.rows import Row, figures
 from headrace.report.story import Entered, Sent, Story
 from headrace.report.tables import Column, Table, render_all
+from headrace.report.turn import turn_rows
 from headrace.report.words import NONE, count, milliseconds, taken, yes
 from headrace.units import MICRO, mib_ceil, to_seconds
-
-
-class Row(NamedTuple):
-    """One figure that something was decided by."""
-
-    name: str
-    value: str
-    unit: str = ""
-    meaning: str = ""
 
 
 def explained(story: Story) -> str:
@@ -49,12 +40,6 @@ def tables(story: Story) -> list[Table]:
     if story.ended is not None:
         found += _outcome_tables(story.ended)
     return found
-
-
-def figures(title: str, rows: Iterable[Row]) -> Table:
-    """Return rows as a table."""
-    columns = (Column("", right=False), Column("value"), Column("", False), Column("", False))
-    return Table(title=title, columns=columns, rows=tuple(tuple(row) for row in rows))
 
 
 # In words ----------------------------------------------------------------------------------------
@@ -316,86 +301,6 @@ def wait_rows(evidence: EntryEvidence, wait_ns: int | None) -> Iterator[Row]:
 
 
 # Its turn and its place --------------------------------------------------------------------------
-
-
-def turn_rows(sent: Sent) -> Iterator[Row]:
-    """Yield what made it this request's turn; a row more for whatever else decides it."""
-    record, evidence = sent.record, sent.record.evidence
-    for term in evidence.turn:
-        yield from term_rows(term)
-    if evidence.score is not None:
-        yield from score_rows(evidence.score)
-    yield from key_rows(sent)
-    yield Row("unit", evidence.cost, "", "what counters count: the revision of the cost")
-    yield Row("lent", yes(evidence.lent), "", "a tenant further under its share could wait")
-    yield Row("patient", yes(evidence.patient), "", "it can wait itself, or is hopeless")
-    slack = milliseconds(record.slack_ns) if record.slack_ns < FAR // 2 else NONE
-    yield Row("slack", slack, "ms", "to its first-token bound, when it was sent")
-    if sent.dispatch is not None:
-        late = "past its latest start, behind its tenant's others"
-        yield Row("relegated", yes(sent.dispatch.relegated), "", late)
-
-
-_KEYS = {
-    "fifo": "order of arrival",
-    "vtc": "order of arrival",
-    "sjf": "predicted work",
-    "edf": "first-token deadline",
-    "least_slack": "latest start",
-    "niyama": "first-token deadline, later by the prompt's length",
-    "tenant_first": "first-token deadline",
-    "score": "latest start",
-}
-
-
-def key_rows(sent: Sent) -> Iterator[Row]:
-    """Yield by what its order sorts: the smaller goes first, among its queue's or in everybody's line."""
-    if sent.config is None:
-        return
-    kind, key = str(sent.config.ordering.__struct_config__.tag), sent.record.evidence.key
-    told = _KEYS[kind]
-    if kind in {"fifo", "vtc"}:
-        yield Row(f"key of {kind}", count(key), "", told)
-    elif kind == "sjf":
-        yield Row(f"key of {kind}", milliseconds(key), "ms", told)
-    elif key - sent.record.at < FAR // 2:
-        yield Row(
-            f"key of {kind}",
-            milliseconds(key - sent.record.at),
-            "ms",
-            f"{told}, or when it lets nobody pass; from when it was sent",
-        )
-    else:
-        yield Row(f"key of {kind}", NONE, "", f"{told}: it has none")
-
-
-_BANDS = {
-    Band.MINIMUM: "under its minimum: before all counters",
-    Band.FAIR: "by its counter",
-    Band.CAPPED: "over its maximum, and nobody within theirs had urgent work",
-}
-
-
-def term_rows(term: Term) -> Iterator[Row]:
-    """Yield what one level of the share tree said."""
-    level = f"{term.level.name.lower()} {term.name}"
-    said = f"least of those that compete: {count(term.least)}; weight {term.weight}"
-    yield Row(level, count(term.counter), "", said)
-    if term.band is not Band.FAIR:
-        yield Row(f"{level}: went", term.band.name.lower(), "", _BANDS[term.band])
-    if term.ahead:
-        yield Row(f"{level}: boost", count(term.ahead), "", "its turn ahead of its counter")
-
-
-def score_rows(score: ScoreTerms) -> Iterator[Row]:
-    """Yield what made it score highest."""
-    yield Row("score", f"{score.total:,.3f}", "s", "the highest of those that were weighed")
-    yield Row("urgency", f"{score.urgency:,.3f}", "s", "how near its latest start is")
-    yield Row("aging", f"{score.aging:,.3f}", "s", "for how long it has waited")
-    yield Row("service", f"{-score.service:,.3f}", "s", "had beyond the least of its siblings")
-    yield Row(
-        "interference", f"{-score.interference:,.3f}", "s", "what its prefill takes from decodes"
-    )
 
 
 _TERMS = ("queue", "interference", "KV", "stale", "prefix")
