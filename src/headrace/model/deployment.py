@@ -13,6 +13,7 @@ from headrace.model.budget import WindowSpec
 from headrace.model.engine import Usage
 from headrace.model.features import EVERY, Feature
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
+from headrace.model.ladder import LadderSpec, Level
 from headrace.model.price import PriceSpec
 from headrace.model.profile import Profile
 from headrace.model.slo import Bounds
@@ -137,6 +138,8 @@ class ClassSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     defer: Defer = Defer.NEVER
     """Whether its requests may wait in the durable queue, where there is one (`jobs`): `never`, `asked`
     (by `Prefer: respond-async`) or `always`. Never: who names no class wants an answer now."""
+    degrade: LadderSpec | None = None
+    """What its requests may be given instead of a refusal, if their tenant agreed. None: nothing."""
 
     def bounds(self, ttft_ns: DurationNs | None, gap_ns: DurationNs | None) -> Bounds:
         """Return what one request is promised: the caller may tighten, never widen (FAIR-4)."""
@@ -211,6 +214,8 @@ class TenantSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     one session together."""
     budgets: Annotated[tuple[WindowSpec, ...], Meta(max_length=16)] = ()
     """What it may use up in a minute, an hour, a day or a month."""
+    degrade: Level = 0
+    """The lowest level of its classes' ladders that it agreed to. 0: as asked, or not at all (DEG-2)."""
 
     def may_ask(self, model: ModelSpec, name: str) -> bool:
         """Return whether it may use a model, or the adapter of it that `name` is."""

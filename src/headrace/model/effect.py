@@ -15,6 +15,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.ladder import Lesser
 from headrace.model.meter import StreamTiming
 from headrace.model.paths import Path
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
@@ -43,6 +44,8 @@ class Dispatch(Struct, frozen=True, kw_only=True, tag="dispatch", gc=False):
     first_ns: DurationNs = DurationNs(0)
     """Prefill that stands before its first token at the replica, its own included: when nothing
     tells of a first token, it is taken to come then."""
+    lesser: Lesser | None = None
+    """In what lesser form it is served; None: as asked."""
 
 
 class Refuse(Struct, frozen=True, kw_only=True, tag="refuse"):

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
+from headrace.model.ladder import LEVEL_MAX
 from headrace.units import DurationNs, Tokens
 
 GIVEN = "given"
@@ -58,6 +59,11 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Keyed hashes of the prompt's leading chunks, each covering all before it (at most 512)."""
     prefix_tokens: Tokens = Tokens(0)
     """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
+    optional: tuple[Tokens, ...] = ()
+    """Prompt tokens of each part that may be left out, by rank, the most useful first (DEG-1); they are
+    among `input_tokens`. What must stay, as citations and evidence, is never one of these."""
+    lowest: int = LEVEL_MAX
+    """The lowest level of the ladder that its caller accepts; its tenant and class must as well."""
     stream: bool = True
     features: tuple[Feature, ...] = ()
     """What it takes of the model beside tokens."""
