@@ -48,6 +48,17 @@ WRONG = {
             ),
         ],
     ),
+    "output budgets of nobody": (
+        "- name: t",
+        "- name: t\n  output_budget: {classes: {interactve: 10}, models: {m.1: null}}",
+        [
+            (
+                "d:10: unknown class `interactve`: did you mean `interactive`? "
+                "at `$.deployment.output_budget.classes.interactve`"
+            ),
+            "d:10: unknown model `m.1` at `$.deployment.output_budget.models.m.1`",
+        ],
+    ),
     "two models of one name": (
         "- name: m",
         "- name: m\n    - name: n\n      aliases: [m]",

@@ -25,6 +25,7 @@ from headrace.model.slo import Sla, Slo
 from headrace.policy.admission.gates import GateMode, Gates, Modes
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.policy.predict.input import InputPrediction
 from headrace.policy.predict.output import OutputPrediction
 from headrace.policy.routing.seconds import UNBOUNDED, Seconds
@@ -81,6 +82,7 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     routing: Seconds = Seconds()
     prediction: OutputPrediction = OutputPrediction()
     input_prediction: InputPrediction = InputPrediction()
+    output_budget: OutputBudget = OutputBudget()
     window: Window = Window()
     reports: Reports = Reports()
 
@@ -108,7 +110,7 @@ _DECODER = msgspec.json.Decoder(PlaneConfig)
 _DIGEST = 16
 
 
-POLICY = ("admission", "ordering", "routing", "prediction", "window")
+POLICY = ("admission", "ordering", "routing", "prediction", "output_budget", "window")
 """Parts of a configuration that say how is decided, not for whom: a running process may change them."""
 
 
