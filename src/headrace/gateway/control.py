@@ -98,6 +98,7 @@ def admin(
         token_counts=lambda: parts.app.token_counts,
         frozen=lambda: steward.frozen,
         denied=lambda: guard.denied,
+        changes=lambda: steward.counts,
         dropped=parts.dropped,
         jobs=parts.jobs,
     )
