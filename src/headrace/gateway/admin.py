@@ -257,8 +257,7 @@ class Admin:
         asked = getattr(request.state, "asked", None)
         if request.method == "POST" and not (asked is not None and asked.dry_run):
             what = request.url.path.strip("/").replace("/", " ") if asked is None else asked.what
-            values = None if asked is None else asked.values()
-            self._steward.refused(request.scope[_WHO], what, error, values)
+            self._steward.refused(request.scope[_WHO], what, error)
         return _error(error.status, error.code, str(error))
 
     def _key(self, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Any]:

@@ -38,10 +38,10 @@ class AuditLine(Struct, frozen=True, kw_only=True):
     what: str
     outcome: Outcome = Outcome.MADE
     why: str | UnsetType = UNSET
-    """Why it was refused, in at most 500 letters."""
+    """The code of the error that it was refused with."""
     old: Any
     new: Any
-    """Of a refused one the values of policy that were asked for, in at most 4 KiB; else null."""
+    """By setting, as `old`; of a refused one what it would have changed, if that could be told."""
     more: int | UnsetType = UNSET
     """Changes beyond those in `old` and `new`, if any."""
     revision: int

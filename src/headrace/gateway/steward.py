@@ -10,8 +10,7 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any, Protocol
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from headrace.config.changes import TOLD_MAX, Changes, changes, first
@@ -34,8 +33,7 @@ from headrace.ports.clock import Clock
 
 REVISIONS = 100
 """Revisions that can be rolled back to; the oldest go first."""
-_WHAT_MAX, _WHY_MAX = 200, 500
-_ASKED_BYTES = 4_096
+_WHAT_MAX = 200
 FIXED = (
     "deployment.models",
     "deployment.pools",
@@ -133,9 +131,6 @@ class Steward:
 
     def change(self, who: str, asked: PolicyChange) -> Applied:
         """Change the policy, or roll it back; or tell what that would come to."""
-        if asked.expect is not UNSET and asked.expect != self._driver.revision:
-            message = f"Revision {self._driver.revision} is in force, not {asked.expect}."
-            raise ChangeRefusedError(409, "revision_differs", message)
         config, values = self.settings.deployment, asked.values()
         if asked.rollback is UNSET:
             wanted, what = changed(config, values), asked.what
@@ -145,12 +140,15 @@ class Steward:
         else:
             revision = self._earlier(asked.rollback)
             wanted, what = with_policy(config, self._kept[revision]), f"rollback to {revision}"
-        settings = replace(self.settings, deployment=wanted)
+        settings, now = replace(self.settings, deployment=wanted), self._driver.revision
+        if asked.expect not in (UNSET, now):
+            message = f"Revision {now} is in force, not {asked.expect}."
+            found = changes(self.settings, settings)
+            raise ChangeRefusedError(409, "revision_differs", message, found)
         if not asked.dry_run:
             return self._apply(who, what, settings)
         found, warnings = self._checked(settings, even_frozen=True)
         some, more = first(found)
-        now = self._driver.revision
         return Applied(revision=now, changes=some, more=more, warnings=warnings, dry_run=True)
 
     def _earlier(self, asked: int | str) -> int:
@@ -253,14 +251,15 @@ class Steward:
     def _checked(self, settings: Settings, *, even_frozen: bool) -> tuple[Changes, tuple[str, ...]]:
         """Return what other settings would change, and what is doubtful of them; refuses wrong ones."""
         self.ready()
+        found = changes(self.settings, settings)
         if self.observing:
             message = (
                 "Nothing is enforced while observing; only a restart changes what is observed."
             )
-            raise ChangeRefusedError(409, "observing", message)
+            raise ChangeRefusedError(409, "observing", message, found)
         if self.frozen and not even_frozen:
-            raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
-        found = changes(self.settings, settings)
+            message = "Changes are frozen; thaw with POST /freeze."
+            raise ChangeRefusedError(409, "frozen", message, found)
         before = set(problems(self.settings))
         told = [one for one in problems(settings) if one not in before]
         wrong = [one for one in told if one.severity is Severity.ERROR]
@@ -291,47 +290,26 @@ class Steward:
         if self._driver.broken is not None:
             raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
 
-    def refused(self, who: str, what: str, error: ChangeRefusedError, asked: Any) -> None:
-        """Write down what was asked for and not made."""
-        self.counts[_action(what), Outcome.REFUSED] += 1
-        line = AuditLine(
-            at=written(self._clock.wall()),
-            who=who,
-            what=what,
-            outcome=Outcome.REFUSED,
-            why=shorten(str(error), _WHY_MAX, placeholder=" ..."),
-            old=None,
-            new=_within_bounds(asked),
-            revision=self._driver.revision,
-        )
-        self._audit.put(line)
+    def refused(self, who: str, what: str, error: ChangeRefusedError) -> None:
+        """Write down what was asked for and not made; nothing that only the asker's words would tell."""
+        self._note(who, what, error.found, error.code)
 
-    def _note(self, who: str, what: str, found: Changes) -> None:
+    def _note(self, who: str, what: str, found: Changes, why: str | None = None) -> None:
         some, more = first(found)
-        self.counts[_action(what), Outcome.MADE] += 1
+        outcome = Outcome.MADE if why is None else Outcome.REFUSED
+        self.counts[what.partition(" ")[0], outcome] += 1
         line = AuditLine(
             at=written(self._clock.wall()),
             who=who,
             what=what,
+            outcome=outcome,
+            why=UNSET if why is None else why,
             old={path: old for path, (old, _) in some.items()},
             new={path: new for path, (_, new) in some.items()},
             more=more,
             revision=self._driver.revision,
         )
         self._audit.put(line)
-
-
-def _action(what: str) -> str:
-    return what.partition(" ")[0]
-
-
-def _within_bounds(asked: Any) -> Raw | None:
-    """Return what was asked for as JSON; None if it is too long, or nothing."""
-    try:
-        content = msgspec.json.encode(asked)
-    except RecursionError:
-        return None
-    return Raw(content) if len(content) <= _ASKED_BYTES else None
 
 
 def _is_fixed(path: str) -> bool:

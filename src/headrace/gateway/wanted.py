@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields, replace
 
+from headrace.config.changes import Changes
 from headrace.policy.catalog import POLICY, PlaneConfig
 
 PREVIOUS = "previous"
@@ -52,10 +53,10 @@ class PolicyChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ChangeRefusedError(Exception):
     """A change that is not made; becomes an answer, not a traceback."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        """Hold the answer."""
+    def __init__(self, status: int, code: str, message: str, found: Changes | None = None) -> None:
+        """Hold the answer; `found`: what it would have changed, if it was a change that makes sense."""
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.found = status, code, found or {}
 
 
 def changed(config: PlaneConfig, values: Values) -> PlaneConfig:
