@@ -104,6 +104,24 @@ async def test_a_smaller_window_keeps_prompts_here_that_were_sent_at_once() -> N
     gateway.finish()
 
 
+async def test_smaller_steps_of_emulated_engines_take_longer_for_a_prompt() -> None:
+    gateway = Managed()
+
+    async def first_ms(word: str) -> float:
+        answer = await gateway.ask(messages=long(word), stream=True, max_tokens=2).done()
+        assert answer.status == 200
+        return float(answer.headers["openai-processing-ms"])
+
+    before = await first_ms("one")
+    await changed(gateway, window={"step_tokens": {"p": 64}})
+    assert await first_ms("two") > 2 * before
+    await changed(gateway, rollback="previous")
+    assert await first_ms("six") == pytest.approx(before, rel=0.05)
+    wrong = await gateway.order("/policy", {"window": {"step_tokens": {"z": 64}}})
+    assert "unknown pool `z`" in wrong.error["message"]
+    gateway.finish()
+
+
 async def test_the_order_can_be_changed_and_rolled_back_as_a_whole() -> None:
     gateway = Managed()
     await changed(gateway, ordering={"lend_after_ms": 500})

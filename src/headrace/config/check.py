@@ -372,7 +372,7 @@ def _proportion(settings: Settings) -> Iterator[Problem]:
             )
     window_ns = ms(plane.window.prefill_ms)
     for i, pool in enumerate(plane.pools):
-        profile = pool.profile
+        profile = plane.window.stepped(pool).profile
         budget = profile.token_budget
         step_ns = profile.step_ps(0, 0, budget, budget**2) // PS_PER_NS
         if window_ns < step_ns:

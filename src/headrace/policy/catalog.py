@@ -17,6 +17,7 @@ from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
     ModelSpec,
+    Name,
     OrganisationSpec,
     PoolSpec,
     TenantSpec,
@@ -45,6 +46,19 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unbounded: bool = False
     """Whether everything is sent at once, whatever a replica holds already: no queue here, all of it
     in the engines. False: for observing alone, where nothing is to be held back."""
+
+    step_tokens: Annotated[
+        dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)] | None], Meta(max_length=10_000)
+    ] = {}
+    """By pool of emulated engines, tokens of one of their steps, prompts' and decodes' together, instead of
+    the profile's `token_budget`; null: the profile's. A real engine has its own, which takes its restart."""
+
+    def stepped(self, pool: PoolSpec) -> PoolSpec:
+        """Return a pool as its engines' steps are now."""
+        tokens = self.step_tokens.get(pool.name)
+        if tokens is None:
+            return pool
+        return replace(pool, profile=replace(pool.profile, token_budget=tokens))
 
     def reach_ms(self) -> float:
         """Return the prefill that may be in flight, in ms."""

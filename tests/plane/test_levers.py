@@ -1,4 +1,4 @@
-"""The operator's budget of output: whom it caps, and what is reserved, charged and sent by it."""
+"""Levers of an operator in the plane: whom a budget of output caps, and what smaller steps change."""
 
 from typing import Any
 
@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from headrace.model.deployment import ClassSpec, TenantSpec
 from headrace.model.ids import TenantId
-from headrace.policy.catalog import PlaneConfig
+from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.fairness.costs import Cost
+from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.predict.ceiling import OutputBudget
 from headrace.policy.predict.output import OutputPrediction
 from headrace.units import BLOCK_TOKENS
-from tests.plane.scenes import Driver, config
+from tests.plane.scenes import COSTS, MODEL, Driver, config
 
 PATIENT = (ClassSpec(name="chat", ttft_ms=60_000.0),)
 TENANT = TenantSpec(name="a", tpm_limit=1_000_000)
@@ -82,3 +84,19 @@ def test_what_is_known_of_a_request_beforehand_goes_by_the_budget() -> None:
     plain, made = budgeted(), budgeted(tokens=10)
     request = replace(plain.live(plain.arrive("a", 1_000)).request, id=99)
     assert made.plane.quote(request).service < plain.plane.quote(request).service
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_smaller_steps_change_forecasts_and_no_counters_unit(cost: Cost) -> None:
+    def settings(tokens: int | None) -> PlaneConfig:
+        return config(fairness=Vtc(cost=cost), window=Window(step_tokens={"p": tokens}))
+
+    made = Driver(settings(None))
+    whole = made.live(made.arrive("a", 4_000))
+    counter = dict(made.plane.state.ledger.shares[MODEL].counters)
+    prices = made.plane.settings.prices
+    made.configure(settings(64), revision=2)
+    assert made.plane.settings.prices == prices
+    assert made.plane.state.ledger.shares[MODEL].counters == counter
+    small = made.live(made.arrive("a", 4_000))
+    assert small.demand.prefill_ns > whole.demand.prefill_ns
