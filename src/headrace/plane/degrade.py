@@ -115,7 +115,7 @@ def _pressure(
     assert spec is not None, "it has a ladder"
     known.inflow.forget(now)
     rivals = settings.rivals(model, slo_class)
-    rate = rate_micro(m, model, slo_class)
+    rate = rate_micro(known, settings.serving(model, slo_class))
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
     refused, calm = standing.refused_at, standing.calm_from
     return Pressure(
@@ -173,7 +173,9 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
 def _smaller(m: Machine, asked: Asked, spec: LadderSpec) -> ModelSpec | None:
     """Return the smaller model, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
+    if model is None or model is asked.spec:
+        return None
+    if m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
         return None
     return model if asked.tenant.may_ask(model, model.name) else None
 
