@@ -68,20 +68,31 @@ def _unknown(signal: Signal, why: str) -> Reading:
     return Reading(signal=signal, desired=None, why=why)
 
 
-def _work_need(settings: Scaling, demand: DemandFacts, rate: int) -> int:
-    """Return the work rate that urgent and patient work take: the formula, each queue within its time."""
-    queued = demand.urgent_ns + demand.active_ns * ppm(settings.active_part) // MICRO
+def _work_need(settings: Scaling, evidence: ScaleEvidence, rate: int) -> int:
+    """Return the work rate that urgent and patient work take: the formula, each queue within its time.
+
+    Waiting work that is ended before a group asked for now could be ready is no reason for one. But
+    while anything waits, there is to be one.
+    """
+    demand = evidence.demand
+    running = demand.active_ns * ppm(settings.active_part) // MICRO
+    queued = running if _is_over_by_then(evidence) else running + demand.urgent_ns
     need = need_micro(ppm(settings.headroom), rate, queued, seconds(settings.target_drain_s))
     if demand.patient_ns and demand.patient_left_ns is not None:
         within = max(seconds(settings.target_drain_s), demand.patient_left_ns)
         need += need_micro(MICRO, 0, demand.patient_ns, within)
-    return need
+    return max(need, min(1, demand.urgent_ns))
+
+
+def _is_over_by_then(evidence: ScaleEvidence) -> bool:
+    budget = evidence.demand.budget_ns
+    return evidence.demand.expires and budget is not None and budget < evidence.ready_p50_ns
 
 
 def _work(settings: Scaling, evidence: ScaleEvidence, supply: Supply) -> Reading:
     demand = evidence.demand
     rate = counted_micro(settings, demand)
-    need = _work_need(settings, demand, rate)
+    need = _work_need(settings, evidence, rate)
     return _asks(
         settings, supply, Signal.WORK, need, "offered work and what waits",
         ("offered_micro", demand.urgent_micro), ("retries_micro", demand.retries_micro),
@@ -137,8 +148,12 @@ def _slack(settings: Scaling, evidence: ScaleEvidence, supply: Supply) -> Readin
     if few or demand.low_slack * MICRO <= demand.waiting * ppm(settings.slack_part):
         return _quiet(signal, "few of those that wait are short of time", *numbers)
     rate = counted_micro(settings, demand)
-    within = seconds(settings.slack_drain_s)
-    need = need_micro(ppm(settings.headroom), rate, demand.low_slack_ns, within)
+    if supply.counted and supply.landing_micro >= _work_need(settings, evidence, rate):
+        return _quiet(
+            signal, "many are short of time, and enough groups are on their way", *numbers
+        )
+    drain = seconds(settings.target_drain_s)
+    need = need_micro(ppm(settings.headroom), rate, demand.low_slack_ns, drain)
     return _asks(settings, supply, signal, need, "many that wait are short of time", *numbers)
 
 
@@ -156,7 +171,7 @@ def _forecast(settings: Scaling, evidence: ScaleEvidence, supply: Supply) -> Rea
     if used <= rate:
         why = "no rise is foreseen" if facts.at_landing_micro <= rate else "it is not to be trusted"
         return _quiet(signal, why, *numbers)
-    need = _work_need(settings, evidence.demand, used)
+    need = _work_need(settings, evidence, used)
     why = "offered work will have risen when a group asked for now is ready"
     return _asks(settings, supply, signal, need, why, *numbers)
 
@@ -218,7 +233,7 @@ def _lost(settings: Scaling, evidence: ScaleEvidence, supply: Supply) -> Reading
     numbers = (("nominal_micro", nominal), ("effective_micro", supply.now_micro))
     if supply.now_micro >= nominal:
         return _quiet(signal, "ready groups do what was measured of them", *numbers)
-    need = _work_need(settings, demand, counted_micro(settings, demand))
+    need = _work_need(settings, evidence, counted_micro(settings, demand))
     there = [supply.effective(one) for one in supply.ready]
     there += [supply.nominal(one) for one in supply.counted]
     count: Callable[[int], int] = partial(groups_for, there=there, each=supply.each_micro)
