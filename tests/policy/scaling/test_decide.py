@@ -126,10 +126,10 @@ def test_a_group_goes_only_after_a_window_in_which_nobody_needed_it() -> None:
 
 
 def test_thresholds_to_grow_and_to_shrink_are_apart() -> None:
-    # Three are asked for at 2.05; three are kept down to 1.7.
+    # Three are asked for at 2.05; three are kept down to 1.8.
     assert decided(PLAIN, urgent=2.05, groups=groups(2)).steps.ask == 1
-    assert not decided(PLAIN, urgent=1.75, groups=groups(3)).steps.drain
-    assert decided(PLAIN, urgent=1.69, groups=groups(3)).steps.drain
+    assert not decided(PLAIN, urgent=1.81, groups=groups(3)).steps.drain
+    assert decided(PLAIN, urgent=1.79, groups=groups(3)).steps.drain
 
 
 def test_so_many_go_at_once() -> None:

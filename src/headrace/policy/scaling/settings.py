@@ -155,12 +155,12 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     tick_s: _Positive = 15.0
     """Period of decisions. 15: a twentieth of the window; cheaper than a tick of cold start."""
-    in_threshold: _Part = 0.85
-    """Load, as a part of what groups are asked for at, at which they may go. .85: one group fewer would
-    not be asked for again at once."""
+    in_threshold: _Part = 0.9
+    """Load, as a part of what groups are asked for at, below which they may go. .9: it has to rise by a
+    ninth before they are asked for again."""
     in_window_s: _Seconds = 180.0
-    """How long a group must not have been needed before it is drained. 180: three starts; the 300 that
-    horizontal autoscalers use cost a fifth more between two bursts."""
+    """How long a group must not have been needed before it is drained. 180: three starts. The 300 that
+    horizontal autoscalers use take a seventh more GPU time where bursts are ten minutes apart."""
     cancel_window_s: _Seconds = 60.0
     """The same for a group that is on its way. 60: it serves nobody yet, and asking again costs no more
     than its start."""
