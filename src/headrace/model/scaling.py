@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from headrace.model.ids import Incarnation, PoolName, ReplicaName
+from headrace.model.ids import DecisionId, Incarnation, PoolName, ReplicaName
 from headrace.units import Blocks, DurationNs, InstantNs, WorkNs
 
 
@@ -129,7 +129,7 @@ class ForecastFacts(Struct, frozen=True, kw_only=True):
     checked: int = 0
 
 
-class MemoryOfScale(Struct, frozen=True, kw_only=True):
+class ScaleMemory(Struct, frozen=True, kw_only=True):
     """What earlier decisions leave behind."""
 
     since: InstantNs | None = None
@@ -170,7 +170,7 @@ class ScaleEvidence(Struct, frozen=True, kw_only=True):
     """Failure domains that groups may be placed in, those that are down left out."""
     frozen: bool = False
     """An operator froze the scale of the fleet."""
-    memory: MemoryOfScale = MemoryOfScale()
+    memory: ScaleMemory = ScaleMemory()
 
 
 class Signal(StrEnum):
@@ -299,3 +299,13 @@ class ScaleDecision(Struct, frozen=True, kw_only=True):
     supply: SupplyFacts
     brakes: tuple[Brake, ...] = ()
     steps: Steps = Steps()
+
+
+class ScaleRecord(Struct, frozen=True, kw_only=True, tag="scale"):
+    """One decision of the scaler with its evidence: one is recomputed from the other."""
+
+    decision_id: DecisionId
+    at: InstantNs
+    policy_revision: int
+    evidence: ScaleEvidence
+    decision: ScaleDecision

@@ -12,13 +12,13 @@ from headrace.model.ids import Incarnation, ReplicaName
 from headrace.model.scaling import (
     DemandFacts,
     GroupFacts,
-    MemoryOfScale,
     ScaleDecision,
     ScaleEvidence,
+    ScaleMemory,
     Standing,
 )
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.decide import decide, remembered
-from headrace.policy.scaling.settings import Scaling
 from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, WorkNs
 from tests.policy.scaling.made import evidence, sample
 
@@ -60,7 +60,7 @@ class World:
     now: int = 0
     queue: int = 0
     made: int = 0
-    memory: MemoryOfScale = field(default_factory=MemoryOfScale)
+    memory: ScaleMemory = field(default_factory=ScaleMemory)
     log: list[Tick] = field(default_factory=list)
 
     def __post_init__(self) -> None:

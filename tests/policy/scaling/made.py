@@ -9,20 +9,20 @@ from headrace.model.scaling import (
     DemandFacts,
     GroupFacts,
     GroupSample,
-    MemoryOfScale,
     Reading,
     ScaleDecision,
     ScaleEvidence,
+    ScaleMemory,
     Signal,
     Standing,
 )
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.decide import decide
-from headrace.policy.scaling.settings import Scaling
 from headrace.units import MICRO, NS_PER_S
 
 S = NS_PER_S
 NOW = 10_000 * S
-LONG_AGO = MemoryOfScale(since=0)  # type: ignore[arg-type]
+LONG_AGO = ScaleMemory(since=0)  # type: ignore[arg-type]
 """Decisions have been remembered for long, and nothing was needed."""
 BLOCKS = 1_000
 

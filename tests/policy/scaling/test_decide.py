@@ -12,15 +12,15 @@ from headrace.model.scaling import (
     Brake,
     GoodputFacts,
     GroupFacts,
-    MemoryOfScale,
     ScaleDecision,
     ScaleEvidence,
+    ScaleMemory,
     Signal,
     Standing,
     Steps,
 )
+from headrace.model.scaling_spec import Day, Mode, Scaling, Schedule
 from headrace.policy.scaling.decide import decide, remembered
-from headrace.policy.scaling.settings import Day, Mode, Scaling, Schedule
 from headrace.units import MICRO
 from tests.policy.scaling.made import (
     LONG_AGO,
@@ -38,10 +38,10 @@ from tests.policy.scaling.made import (
 PLAIN = Scaling(headroom=1.0)
 
 
-def memory(*keeps: tuple[int, int], **changes: Any) -> MemoryOfScale:
+def memory(*keeps: tuple[int, int], **changes: Any) -> ScaleMemory:
     """Return memory of numbers that were needed so many seconds ago."""
     given_: dict[str, Any] = {"since": 0, "keeps": tuple((NOW - ago * S, n) for ago, n in keeps)}
-    return MemoryOfScale(**(given_ | changes))
+    return ScaleMemory(**(given_ | changes))
 
 
 def test_the_largest_number_wins() -> None:
@@ -122,7 +122,7 @@ def test_a_group_goes_only_after_a_window_in_which_nobody_needed_it() -> None:
     assert decided(groups=groups(4), memory=memory((180, 4))).steps.drain
     assert decided(groups=groups(4), memory=memory((179, 3))).steps.drain
     assert not decided(groups=groups(4), memory=memory(out_at=NOW - 179 * S)).steps.drain
-    assert not decided(groups=groups(4), memory=MemoryOfScale()).steps.drain, "just started"
+    assert not decided(groups=groups(4), memory=ScaleMemory()).steps.drain, "just started"
 
 
 def test_thresholds_to_grow_and_to_shrink_are_apart() -> None:
@@ -257,7 +257,7 @@ def test_victims_are_lame_then_crowded_then_cheap() -> None:
 
 def test_memory_keeps_the_largest_of_a_window_and_no_more() -> None:
     settings, facts = Scaling(), evidence()
-    kept = MemoryOfScale()
+    kept = ScaleMemory()
     for tick, urgent in enumerate([1.0, 5.0, 3.0, 4.0, 2.0] * 40):
         facts = evidence(urgent, now=NOW + tick * 15 * S, memory=kept)
         kept = remembered(settings, facts, decide(settings, facts))
@@ -316,7 +316,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
                 target_ppm=st.just(990_000), window_ns=st.just(60 * S),
             )
         ),
-        frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, MemoryOfScale()])),
+        frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, ScaleMemory()])),
     )  # fmt: skip
     return Drawn(settings, facts)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 
 from headrace.model.scaling import Brake, Signal
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.decide import decide
 from headrace.policy.scaling.explain import BRAKES, explained, written
-from headrace.policy.scaling.settings import Scaling
 from tests.policy.scaling.made import NOW, S, decided, groups
 from tests.policy.scaling.test_decide import Drawn, drawn
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model.scaling import ForecastFacts
+from headrace.model.scaling_spec import Forecasting
 from headrace.policy.scaling.forecast import History, believed
-from headrace.policy.scaling.settings import Forecasting
 from headrace.units import MICRO, NS_PER_S, InstantNs
 
 S = NS_PER_S

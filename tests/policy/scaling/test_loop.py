@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model.scaling import Standing, Steps
-from headrace.policy.scaling.settings import Mode, Scaling
+from headrace.model.scaling_spec import Mode, Scaling
 from headrace.units import NS_PER_S
 from tests.policy.scaling.fluid import TICK_S, Tick, World
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.model.scaling import ForecastFacts, GoodputFacts, Signal, Standing
-from headrace.policy.scaling.settings import Forecasting, Scaling
+from headrace.model.scaling_spec import Forecasting, Scaling
 from headrace.units import MICRO
 from tests.policy.scaling.made import (
     NOW,

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 from headrace.model.ids import ReplicaName
 from headrace.model.scaling import (
     Brake,
-    MemoryOfScale,
     Reading,
     ScaleDecision,
     ScaleEvidence,
+    ScaleMemory,
     Signal,
     Standing,
     Steps,
 )
+from headrace.model.scaling_spec import Mode, Scaling, ppm
 from headrace.policy.scaling.reserve import with_reserve
-from headrace.policy.scaling.settings import Mode, Scaling, ppm
 from headrace.policy.scaling.signals import readings
 from headrace.policy.scaling.supply import Supply
 from headrace.policy.scaling.victims import to_cancel, to_drain, to_recall, to_wake
@@ -35,14 +35,12 @@ def decide(settings: Scaling, evidence: ScaleEvidence) -> ScaleDecision:
     return _Choice(settings, evidence).made()
 
 
-def remembered(
-    settings: Scaling, evidence: ScaleEvidence, decision: ScaleDecision
-) -> MemoryOfScale:
+def remembered(settings: Scaling, evidence: ScaleEvidence, decision: ScaleDecision) -> ScaleMemory:
     """Return what the next decision is to know: what was needed, and what was done."""
     memory, now = evidence.memory, evidence.now
     window = max(seconds(settings.in_window_s), seconds(settings.cancel_window_s))
     keeps = [(at, keep) for at, keep in memory.keeps if keep > decision.keep and now - at <= window]
-    return MemoryOfScale(
+    return ScaleMemory(
         since=now if memory.since is None else memory.since,
         keeps=(*keeps, (now, decision.keep)),
         out_at=now if decision.steps.grows else memory.out_at,
@@ -195,10 +193,11 @@ class _Choice:
         most = max(settings.in_groups, ppm(settings.in_part) * supply.ordered // MICRO)
         if most < count:
             self.brakes.append(Brake.RATE)
-        victims = to_drain(settings, supply)
-        if len(victims) < min(most, count):
+        count = min(most, count)
+        victims = to_drain(settings, supply, count)
+        if len(victims) < count:
             self.brakes.append(Brake.YOUNG)
-        return tuple(victims[: min(most, count)])
+        return tuple(victims)
 
     def _unneeded(self, window_ns: DurationNs) -> int:
         """Return how many groups nobody needed for a whole window, in which none was added either."""

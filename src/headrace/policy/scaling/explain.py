@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from headrace.model.scaling import Brake, Reading, ScaleDecision, Standing
-from headrace.policy.scaling.settings import Scaling
+from headrace.model.scaling_spec import Scaling
 from headrace.units import MICRO, to_seconds
 
 BRAKES = {

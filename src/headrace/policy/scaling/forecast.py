@@ -8,7 +8,7 @@ numbers throughout; no more is kept than a season of intervals.
 from msgspec import Struct
 
 from headrace.model.scaling import ForecastFacts
-from headrace.policy.scaling.settings import Forecasting, ppm
+from headrace.model.scaling_spec import Forecasting, ppm
 from headrace.units import MICRO, InstantNs, ceil_div, seconds
 
 _ALPHA, _BETA, _DAMP, _OF = 6, 2, 18, 20

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.model.scaling import DemandFacts, Reading, ScaleEvidence, Signal
+from headrace.model.scaling_spec import Scaling, ppm
 from headrace.policy.scaling.forecast import believed
 from headrace.policy.scaling.formula import groups_for, need_micro
-from headrace.policy.scaling.settings import Scaling, ppm
 from headrace.policy.scaling.supply import Supply
 from headrace.units import MICRO, ceil_div, elapsed, seconds
 

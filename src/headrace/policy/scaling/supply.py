@@ -13,8 +13,8 @@ from headrace.model.scaling import (
     Standing,
     SupplyFacts,
 )
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.reserve import left_of
-from headrace.policy.scaling.settings import Scaling
 from headrace.units import MICRO, elapsed, seconds, time_for
 
 
@@ -134,5 +134,5 @@ class Supply:
             gpus_held=self.gpus_held,
             utilization_ppm=sum(busy) // len(busy) if busy else None,
             drain_ns=time_for(work, serving) if serving > 0 else None,
-            left_micro=left_of(by_domain, self.settings.reserve),
+            left_micro=left_of(by_domain.values(), self.settings.reserve),
         )

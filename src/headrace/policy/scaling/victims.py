@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from headrace.model.ids import ReplicaName
 from headrace.model.scaling import GroupFacts
-from headrace.policy.scaling.settings import Scaling
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.supply import Supply
 from headrace.units import MICRO, elapsed, seconds
 
@@ -12,8 +12,8 @@ _LAME = MICRO // 2
 """A group that does less of its envelope than this goes first."""
 
 
-def to_drain(settings: Scaling, supply: Supply) -> list[ReplicaName]:
-    """Return the ready groups that have lived long enough, the first to go first.
+def to_drain(settings: Scaling, supply: Supply, count: int) -> list[ReplicaName]:
+    """Return so many of the ready groups that have lived long enough, the first to go first.
 
     Lame groups; then those of the fullest domain, so that its loss takes no more than it must; of these
     the one whose cached prefixes and running work are worth least. Each choice empties its domain by one.
@@ -24,7 +24,7 @@ def to_drain(settings: Scaling, supply: Supply) -> list[ReplicaName]:
     for one in supply.ready:
         inside[one.domain] = inside.get(one.domain, 0) + 1
     found: list[ReplicaName] = []
-    while left:
+    while left and len(found) < count:
         first = min(left, key=lambda one: (*_rank(one, inside), one.group))
         left.remove(first)
         inside[first.domain] -= 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.policy.scaling.settings import (
+from headrace.model.scaling_spec import (
     WEEK_MINUTES,
     Cover,
     Day,
