@@ -44,9 +44,13 @@ def test_what_makes_no_sense_is_refused(text: str) -> None:
 def test_a_schedule_holds_as_long_as_it_says(start: int, end: int, day: Day) -> None:
     clock = [f"{minute // 60:02}:{minute % 60:02}" for minute in (start, end)]
     one = Schedule(start=clock[0], end=clock[1], groups=1, days=(day,))
-    held = [minute for minute in range(WEEK_MINUTES) if one.holds(minute)]
-    assert len(held) == ((end - start - 1) % 1_440) + 1
-    assert one.holds(tuple(Day).index(day) * 1_440 + start)
+    length = ((end - start - 1) % 1_440) + 1
+    begin = tuple(Day).index(day) * 1_440 + start
+    ends = [(begin + off) % WEEK_MINUTES for off in (-1, 0, length - 1, length)]
+    assert [one.holds(minute) for minute in ends] == [False, True, True, False]
+    assert [one.begins_within((begin - off) % WEEK_MINUTES, 5) for off in (-1, 0, 5, 6)] == [
+        False, True, True, False
+    ]  # fmt: skip
 
 
 def test_a_night_goes_on_into_the_next_day_and_week() -> None:

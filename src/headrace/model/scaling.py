@@ -57,7 +57,7 @@ class GroupFacts(Struct, frozen=True, kw_only=True):
 
 
 class GroupSample(Struct, frozen=True, kw_only=True):
-    """What an engine last said of itself."""
+    """What an engine last said of itself; of one that never tells, what the gateway's own books say."""
 
     group: ReplicaName
     incarnation: Incarnation
@@ -78,7 +78,8 @@ class DemandFacts(Struct, frozen=True, kw_only=True):
     """
 
     urgent_micro: int
-    """Offered rate of urgent first tries."""
+    """Offered rate of urgent first tries, as the mean of a minute or so: windows remember the largest
+    they saw, so noise costs groups."""
     retries_micro: int = 0
     """Of urgent repeats, apart."""
     urgent_ns: WorkNs = WorkNs(0)

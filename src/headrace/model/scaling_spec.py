@@ -44,13 +44,16 @@ class Schedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def holds(self, minute: int) -> bool:
         """Return whether it holds in a minute of the week, from Monday 0:00."""
-        start = _minutes(self.start)
-        length = (_minutes(self.end) - start - 1) % DAY_MINUTES + 1
-        order = tuple(Day)
-        return any(
-            (minute - order.index(day) * DAY_MINUTES - start) % WEEK_MINUTES < length
-            for day in self.days
-        )
+        length = (_minutes(self.end) - _minutes(self.start) - 1) % DAY_MINUTES + 1
+        return any((minute - begin) % WEEK_MINUTES < length for begin in self._begins())
+
+    def begins_within(self, minute: int, minutes: int) -> bool:
+        """Return whether it begins at most so many minutes after one."""
+        return any((begin - minute) % WEEK_MINUTES <= minutes for begin in self._begins())
+
+    def _begins(self) -> tuple[int, ...]:
+        order, start = tuple(Day), _minutes(self.start)
+        return tuple(order.index(day) * DAY_MINUTES + start for day in self.days)
 
 
 def _minutes(clock: str) -> int:
@@ -92,7 +95,8 @@ class Forecasting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Mean error from which on the forecast is not used at all; below, as much of the foreseen rise is as
     the error is smaller. .5: it was off by half."""
     rise_limit: Annotated[float, Meta(ge=1, le=100)] = 3.0
-    """Most that it may foresee, as a multiple of what is offered now. 3: more is a wild extrapolation."""
+    """Most that a trend may foresee, as a multiple of what is offered now; what a season saw is no guess.
+    3: more is a wild extrapolation."""
 
     @property
     def slots(self) -> int:
@@ -204,11 +208,9 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         `minute` of the week in UTC.
         """
         local = (minute + self.utc_offset_min) % WEEK_MINUTES
-        last = min(WEEK_MINUTES, ceil_div(ahead_ns, 60 * NS_PER_S))
+        last = ceil_div(ahead_ns, 60 * NS_PER_S)
         hours = [
-            one.groups
-            for one in self.floor
-            if any(one.holds((local + step) % WEEK_MINUTES) for step in range(last + 1))
+            one.groups for one in self.floor if one.holds(local) or one.begins_within(local, last)
         ]
         return max([self.min, *hours])
 

@@ -62,6 +62,20 @@ def test_what_came_at_the_same_time_before_is_foreseen() -> None:
     assert foreseen(upon).at_landing_micro > 2.5 * MICRO
 
 
+def test_a_morning_after_an_empty_night_is_foreseen() -> None:
+    hour = [0.0] * 60 + [5.0] * 60
+    upon = taught(hour[:55], taught(hour * 3), start=360)
+    assert foreseen(upon).at_landing_micro > 2 * MICRO
+
+
+def test_a_season_that_begins_to_be_known_is_no_rise() -> None:
+    made = History()
+    for number in range(3 * HOURLY.slots):
+        made.add(HOURLY, 4 * 30 * S, InstantNs(number * 30 * S), AHEAD)
+        if number > 20:
+            assert foreseen(made).at_landing_micro == pytest.approx(4 * MICRO, rel=0.001)
+
+
 def test_errors_are_those_of_the_distance_that_is_used() -> None:
     wild = taught([1.0, 9.0, 1.0, 1.0, 9.0, 9.0, 1.0, 9.0] * 20)
     calm = taught([4.0, 4.2, 3.9, 4.1] * 40)
@@ -90,4 +104,5 @@ def test_memory_is_bounded_and_thaws_as_it_was(rates: list[int], ahead_s: int) -
     assert thawed == made
     facts = made.facts(HOURLY, ahead_s * S)
     if facts is not None:
-        assert 0 <= facts.at_landing_micro <= made.level * HOURLY.rise_limit
+        most = max([made.level * HOURLY.rise_limit, *made.season])
+        assert 0 <= facts.at_landing_micro <= most

@@ -72,7 +72,7 @@ class History(Struct):
         """Learn from the open interval, and open the next."""
         assert self.number is not None
         rate = self.open_ns * MICRO // seconds(settings.interval_s)
-        expected = self._season(settings, self.number) - self._season(settings, self.number - 1)
+        expected = self._change(settings, self.number - 1, self.number)
         if self.recent:
             before = self.level
             foreseen = before + expected + self.trend * _DAMP // _OF
@@ -115,29 +115,31 @@ class History(Struct):
         if not self.made or self.made[-1][0] < due:
             self.made.append((due, self._foreseen(settings, max(1, steps))))
 
-    def _season(self, settings: Forecasting, number: int) -> int:
-        """Return the season's smoothed value at an interval; 0 where it is not known, which changes nothing.
+    def _change(self, settings: Forecasting, one: int, other: int) -> int:
+        """Return by how much the season rises from one interval to another; 0 where it is not known."""
+        here, there = self._season(settings, one), self._season(settings, other)
+        return 0 if here is None or there is None else there - here
 
-        Known is only what an earlier season saw: nothing near it may be missing.
-        """
+    def _season(self, settings: Forecasting, number: int) -> int | None:
+        """Return the season's smoothed value at an interval; None: not all near it were seen."""
         if len(self.season) != settings.slots:
-            return 0
+            return None
         near = [
             self.season[(number + off) % settings.slots] for off in range(-_SMOOTH, _SMOOTH + 1)
         ]
-        return 0 if _UNKNOWN in near else sum(near) // len(near)
+        return None if _UNKNOWN in near else sum(near) // len(near)
 
     def _foreseen(self, settings: Forecasting, steps: int) -> int:
         """Return the work rate so many intervals after the last closed one."""
         assert self.number is not None
         last = self.number - 1
-        here, there = self._season(settings, last), self._season(settings, last + steps)
-        seasonal = there - here if here and there else 0
+        seasonal = self._change(settings, last, last + steps)
         trend, damped = self.trend, 0
         for _ in range(steps):
             trend = trend * _DAMP // _OF
             damped += trend
-        most = round(self.level * settings.rise_limit)
+        known = self._season(settings, last + steps) or 0
+        most = max(known, round(self.level * settings.rise_limit))
         return min(most, max(0, self.level + seasonal + damped))
 
     def facts(self, settings: Forecasting, ahead_ns: int) -> ForecastFacts | None:
