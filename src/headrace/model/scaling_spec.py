@@ -164,7 +164,7 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ninth before they are asked for again."""
     in_window_s: _Seconds = 180.0
     """How long a group must not have been needed before it is drained. 180: three starts. The 300 that
-    horizontal autoscalers use take a seventh more GPU time where bursts are ten minutes apart."""
+    horizontal autoscalers use take a tenth more GPU time where bursts are ten minutes apart."""
     cancel_window_s: _Seconds = 60.0
     """The same for a group that is on its way. 60: it serves nobody yet, and asking again costs no more
     than its start."""

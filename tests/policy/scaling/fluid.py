@@ -19,6 +19,7 @@ from headrace.model.scaling import (
 )
 from headrace.model.scaling_spec import Scaling
 from headrace.policy.scaling.decide import decide, remembered
+from headrace.policy.scaling.forecast import History
 from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, WorkNs
 from tests.policy.scaling.made import evidence, sample
 
@@ -61,6 +62,7 @@ class World:
     queue: int = 0
     made: int = 0
     memory: ScaleMemory = field(default_factory=ScaleMemory)
+    history: History = field(default_factory=History)
     log: list[Tick] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,7 +112,13 @@ class World:
                 else one
             )
         ready = [one.group for one in there if one.standing is Standing.READY]
+        foreseeing, forecast = self.settings.forecast, None
+        if foreseeing is not None:
+            now, ahead = InstantNs(self.now * S), self.start_s * S
+            self.history.add(foreseeing, 0, now, ahead)
+            forecast = self.history.facts(foreseeing, ahead)
         return evidence(
+            forecast=forecast,
             now=InstantNs(self.now * S),
             groups=tuple(there),
             ready_p50_ns=DurationNs(self.start_s * S),
@@ -146,7 +154,7 @@ class World:
 
     def _flow(self, rate: float) -> None:
         """Let a tick pass, second by second."""
-        tick = self.log[-1]
+        tick, foreseeing = self.log[-1], self.settings.forecast
         for _ in range(TICK_S):
             for name in [name for name, due in self.due.items() if due <= self.now]:
                 if self.groups[name].standing is Standing.COMING:
@@ -161,4 +169,7 @@ class World:
                 self.queue = min(self.queue, 2 * offered)
             tick.offered, tick.served = tick.offered + offered, tick.served + served
             tick.gpu_s += len(self.groups)
+            if foreseeing is not None:
+                now = InstantNs(self.now * S)
+                self.history.add(foreseeing, offered, now, self.start_s * S)
             self.now += 1

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.model.scaling import Standing, Steps
-from headrace.model.scaling_spec import Mode, Scaling
+from headrace.model.scaling_spec import Forecasting, Mode, Scaling
 from headrace.units import NS_PER_S
 from tests.policy.scaling.fluid import TICK_S, Tick, World
 
 S = NS_PER_S
-PLAIN = Scaling(headroom=1.0, max=20)
+PLAIN = Scaling(headroom=1.0, max=20, forecast=None)
 LEVELS = st.lists(
     st.tuples(st.integers(0, 60).map(lambda tenths: tenths / 10), st.integers(1, 30)),
     min_size=1,
@@ -60,7 +60,7 @@ def test_nothing_is_reversed_within_a_stabilization_window(
 def test_no_more_is_asked_for_than_the_need_and_the_reserve(
     levels: list[tuple[float, int]], start: int, expires: bool, reserve: int
 ) -> None:
-    chosen = Scaling(headroom=1.0, max=20, reserve=reserve)
+    chosen = Scaling(headroom=1.0, max=20, reserve=reserve, forecast=None)
     world = World(chosen, start, expires=expires).run(rates(levels))
     for one in world.log:
         said, steps = one.said, one.said.steps
@@ -171,6 +171,21 @@ def test_two_bursts_cost_little_more_than_who_knows_them(start: int) -> None:
     assert unserved <= 1.3 * unavoidable
     known = (2 * 67 + 4 * 20 + 6 * 4) * TICK_S + (2 + 4) * start
     assert sum(one.gpu_s for one in world.log) <= 1.5 * known
+
+
+def test_a_burst_that_comes_each_hour_is_met_by_groups_asked_for_before() -> None:
+    hour = [1.0] * 160 + [4.0] * 40 + [1.0] * 40
+    foreseeing = Forecasting(season_s=3_600.0)
+
+    def unserved(chosen: Scaling) -> list[int]:
+        world = World(chosen, 300).run(hour * 4)
+        lost = [max(0, one.offered - one.served) // S for one in world.log]
+        return [sum(lost[at : at + len(hour)]) for at in range(0, len(lost), len(hour))]
+
+    blind = unserved(Scaling(headroom=1.0, forecast=None))
+    seeing = unserved(Scaling(headroom=1.0, forecast=foreseeing))
+    assert seeing[0] == blind[0]
+    assert seeing[-1] < blind[-1] / 2
 
 
 @SOME
