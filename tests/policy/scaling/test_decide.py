@@ -63,7 +63,7 @@ def test_nothing_known_of_demand_or_envelopes_still_keeps_the_floor() -> None:
 
 
 def test_an_empty_pool_answers_from_its_queue() -> None:
-    waiting = demand(0.0, urgent_ns=S, waiting=1, waiting_blocks=10)
+    waiting = demand(0.0, urgent_ns=S, waiting=1)
     said = decided(Scaling(min=0), demand=waiting, groups=())
     assert said.steps.ask == 1
     idle = decided(Scaling(min=0), groups=())
@@ -167,6 +167,12 @@ def test_groups_on_their_way_do_not_let_ready_ones_go() -> None:
     held = memory((100, 2))  # two were needed lately: those on their way may go, those ready not
     said = decided(urgent=0.1, groups=there, memory=held)
     assert (said.steps.cancel, said.steps.drain) == (("c0", "c1"), ())
+    patient = Scaling(cancel_window_s=600.0)  # those on their way stay: they do not stand in
+    added = memory(out_at=NOW - 300 * S)
+    two = decided(patient, urgent=1.5, groups=there, memory=added)
+    assert two.steps == Steps()
+    one = decided(patient, urgent=0.5, groups=there, memory=added)
+    assert one.steps == Steps(drain=("r0",))
 
 
 def test_a_group_that_is_never_placed_blocks_nothing() -> None:
@@ -238,7 +244,7 @@ def test_schedules_are_met_when_they_begin() -> None:
 
 def test_a_lowered_maximum_is_reached_whatever_is_needed() -> None:
     said = decided(Scaling(max=2), urgent=5.0, groups=groups(4, 1), samples=())
-    assert said.desired >= 2
+    assert said.desired == 2
     assert said.steps.cancel == ("c0",)
     assert len(said.steps.drain) == 1
 
