@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.model.ids import ReplicaName
 from headrace.model.scaling import (
     Brake,
     GoodputFacts,
@@ -172,7 +173,7 @@ def test_groups_on_their_way_do_not_let_ready_ones_go() -> None:
     two = decided(patient, urgent=1.5, groups=there, memory=added)
     assert two.steps == Steps()
     one = decided(patient, urgent=0.5, groups=there, memory=added)
-    assert one.steps == Steps(drain=("r0",))
+    assert one.steps == Steps(drain=(ReplicaName("r0"),))
 
 
 def test_a_group_that_is_never_placed_blocks_nothing() -> None:
