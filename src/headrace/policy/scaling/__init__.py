@@ -1,0 +1,1 @@
+"""How many groups is a pool to have?"""
