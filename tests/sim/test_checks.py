@@ -21,7 +21,7 @@ from headrace.plane.machine import Machine
 from headrace.plane.state import Live
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.backlog import Backlog, Turn
-from headrace.sim import books, buckets, checks
+from headrace.sim import books, buckets, checks, consent, holdings
 from headrace.sim.checks import Broken
 from headrace.sim.faults import Crash, Drain, Leavers
 from headrace.sim.scenario import Scenario, rows_of
@@ -31,6 +31,7 @@ from tests.sim.scenes import burst, deployment, run, scenario, source
 
 ROOT = Path(__file__).parents[2]
 Patch = pytest.MonkeyPatch
+CHECKED = (checks, books, buckets, consent, holdings)
 LIMITED = (
     TenantSpec(name="a", rpm_limit=600),
     TenantSpec(name="b", weight=2, tpm_limit=50_000),
@@ -407,5 +408,5 @@ def test_the_page_of_invariants_numbers_what_is_checked() -> None:
     page = (ROOT / "docs" / "invariants.md").read_text()
     told = re.findall(r"^\| (INV-\d+) \|", page, re.MULTILINE)
     assert told == [f"INV-{n}" for n in range(1, len(told) + 1)]
-    sources = [Path(str(one.__file__)).read_text() for one in (checks, books, buckets)]
+    sources = [Path(str(one.__file__)).read_text() for one in CHECKED]
     assert set(re.findall(r"INV-\d+", "".join(sources))) == set(told)

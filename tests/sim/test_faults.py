@@ -25,7 +25,7 @@ from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Checkpoint, Record, Verified, frames, verify
-from headrace.plane.streams import EPOCH_BITS
+from headrace.plane.state import EPOCH_BITS
 from headrace.report.groups import Latency
 from headrace.report.summary import summarise
 from headrace.sim.experiment import record, without_control

@@ -374,6 +374,8 @@ class Driver:
                     self._decided(effect.record)
             case Concluded():
                 self._conclude(effect)
+            case _:
+                pass  # groups: nothing here provides any
 
     def _submit(self, effect: Dispatch) -> None:
         engine = self._engines[ReplicaName(effect.replica)]

@@ -175,6 +175,14 @@ REASONS: dict[Reason, Face] = {
     Reason.REPLICA_LOST: Face(
         502, SERVER, "upstream_error", "The replica was lost.", retryable=True, dropped="evicted"
     ),
+    Reason.DRAINED: Face(
+        502,
+        SERVER,
+        "upstream_error",
+        "The replica had to go before the answer was complete.",
+        retryable=True,
+        dropped="evicted",
+    ),
     Reason.UPSTREAM_ERROR: Face(
         502, SERVER, "upstream_error", "The engine failed.", retryable=True
     ),

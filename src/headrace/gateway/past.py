@@ -18,7 +18,7 @@ from headrace.model.event import ConfigChanged, Restarted
 from headrace.plane.core import Plane
 from headrace.plane.journal import JournalError
 from headrace.plane.past import Thawed, thaw
-from headrace.plane.streams import EPOCH_BITS
+from headrace.plane.state import EPOCH_BITS
 from headrace.policy.catalog import POLICY, PlaneConfig, canonical, decode
 from headrace.units import NS_PER_S, InstantNs
 

@@ -32,7 +32,7 @@ from headrace.model.event import (
     ShutDown,
     TimerDue,
 )
-from headrace.model.evidence import DecisionRecord, EntryRecord
+from headrace.model.evidence import DecisionRecord, EntryRecord, RouteRecord
 from headrace.model.ids import AttemptId, RequestId
 from headrace.model.meter import NO_STREAM
 from headrace.plane.core import Plane
@@ -156,7 +156,7 @@ class Shadow:
     def _of(self, effect: Effect) -> Pair | None:
         """Return the request that an effect is about."""
         match effect:
-            case Decided(record):
+            case Decided(EntryRecord() | RouteRecord() as record):
                 return self._pairs.get(record.request_id)
             case Dispatch() | Fail():
                 return self._pairs.get(effect.request)

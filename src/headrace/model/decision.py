@@ -52,6 +52,8 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     WAITED_OUT = "waited_out"
     REPLICA_LOST = "replica_lost"
+    DRAINED = "drained"
+    """Its replica had to go, and its time to finish was over."""
     UPSTREAM_ERROR = "upstream_error"
     RESTARTED = "restarted"
     SHUT_DOWN = "shut_down"

@@ -16,6 +16,7 @@ from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
 from headrace.model.ladder import LadderSpec, Level
 from headrace.model.price import PriceSpec
 from headrace.model.profile import Profile
+from headrace.model.scaling_spec import Scaling
 from headrace.model.slo import Bounds
 from headrace.units import REQUEST_TOKENS_MAX, DurationNs, MicroUsd, Tokens, ms
 
@@ -83,6 +84,8 @@ class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     zone: str = ""
     replicas: Annotated[int, Meta(ge=0, le=1_024)] = 1
     """Emulated replicas to start."""
+    scaling: Scaling | None = None
+    """How it grows and shrinks. None: its number of replicas is fixed."""
     work_rate: Annotated[float, Meta(gt=0, le=10)] = 0.7
     """Work-seconds per second that one replica completes at its SLO, until measured. 0.7: chunked
     prefill spends about a third of a step on fixed cost that the work unit does not count."""

@@ -11,6 +11,7 @@ from headrace.model.ids import (
     DecisionId,
     Incarnation,
     ModelName,
+    PoolName,
     ReplicaName,
     RequestId,
     TenantId,
@@ -78,6 +79,47 @@ class Decided(Struct, frozen=True, tag="decided"):
     record: DecisionRecord
 
 
+class AskGroup(Struct, frozen=True, kw_only=True, tag="ask_group", gc=False):
+    """Ask for a group by a name that is new."""
+
+    group: ReplicaName
+    pool: PoolName
+    standby: bool = False
+    """It is to go to sleep when it is ready."""
+
+
+class WakeGroup(Struct, frozen=True, kw_only=True, tag="wake_group", gc=False):
+    """A standby group is to serve."""
+
+    group: ReplicaName
+    pool: PoolName
+
+
+class DrainGroup(Struct, frozen=True, kw_only=True, tag="drain_group", gc=False):
+    """A group takes nothing new, and will be stopped once nothing runs there: for whoever shows it."""
+
+    group: ReplicaName
+    pool: PoolName
+
+
+class RecallGroup(Struct, frozen=True, kw_only=True, tag="recall_group", gc=False):
+    """A drain was called off: the group takes requests again."""
+
+    group: ReplicaName
+    pool: PoolName
+
+
+class StopGroup(Struct, frozen=True, kw_only=True, tag="stop_group", gc=False):
+    """Give a group back, whatever its stage, and all that it holds.
+
+    What still runs there has had its time: its `ReplicaDown` tells what the streams had shown. Then the
+    group is told of as stopped.
+    """
+
+    group: ReplicaName
+    pool: PoolName
+
+
 class Entry(Struct, frozen=True, kw_only=True, gc=False):
     """Where a request stood when it entered: part of every outcome's record."""
 
@@ -126,4 +168,5 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
         return self.admitted and answered and not self.missed
 
 
-Effect = Dispatch | Refuse | Fail | Cancel | Decided | Concluded
+GroupEffect = AskGroup | WakeGroup | DrainGroup | RecallGroup | StopGroup
+Effect = Dispatch | Refuse | Fail | Cancel | Decided | Concluded | GroupEffect

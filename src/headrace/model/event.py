@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from headrace.model.engine import Snapshot, Usage
+from headrace.model.group import GroupStep, Place
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.request import Request
@@ -99,6 +100,45 @@ class ReplicaForgot(Struct, frozen=True, kw_only=True, tag="forgot", gc=False):
     incarnation: Incarnation
 
 
+class GroupTold(Struct, frozen=True, kw_only=True, tag="group", omit_defaults=True, gc=False):
+    """Something was heard of a group of a pool that scales, known or not.
+
+    That it serves is told by `ReplicaUp` and `ReplicaDown`, as of any replica: the group's name is its.
+    """
+
+    group: ReplicaName
+    pool: PoolName
+    step: GroupStep
+    gpus: int
+    """GPUs it holds now: fewer than it needs serve nothing."""
+    stage: str | None = None
+    """Of a start, which it is in: as in `model.stages`. None: it is in none, or nobody knows."""
+    places: tuple[Place, ...] = ()
+    """Where its ranks are, each place once; empty: nobody knows."""
+
+
+class GroupsListed(Struct, frozen=True, kw_only=True, tag="groups"):
+    """All groups that there are, of all pools that scale: what a driver tells after it came back.
+
+    A group that is not among them is over.
+    """
+
+    groups: tuple[GroupTold, ...]
+
+
+class ScaleFrozen(Struct, frozen=True, tag="scale_frozen", gc=False):
+    """An operator froze the number of groups of all pools, or let it go again."""
+
+    frozen: bool
+
+
+class WallTold(Struct, frozen=True, tag="wall", gc=False):
+    """What the time of day is now: schedules go by it. Until it is told, the run began on a Monday at 0:00."""
+
+    wall_s: int
+    """Seconds since 1970 (UTC)."""
+
+
 class TimerDue(Struct, frozen=True, tag="timer", gc=False):
     """`handle_timer` was called; journals keep it, so that replay sees the same calls."""
 
@@ -123,6 +163,10 @@ Event = (
     | ReplicaDraining
     | ReplicaReported
     | ReplicaForgot
+    | GroupTold
+    | GroupsListed
+    | ScaleFrozen
+    | WallTold
     | TimerDue
     | Restarted
 )

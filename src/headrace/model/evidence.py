@@ -1,6 +1,6 @@
 """Everything a decider may look at, frozen: stored beside the decision, so it can be recomputed."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from headrace.model.budget import Per, Unit
 from headrace.model.decision import Decision, Placement, ScoreTerms
@@ -16,6 +16,7 @@ from headrace.model.ids import (
 )
 from headrace.model.ladder import LadderFacts, Pressure
 from headrace.model.paths import Term
+from headrace.model.scaling import ScaleRecord
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens, WorkNs
 
 
@@ -157,6 +158,17 @@ class LengthFacts(Struct, frozen=True, kw_only=True, gc=False):
     """The same in an engine that does nothing else."""
 
 
+class ArrivalFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """The next group that is expected to serve a class: how soon, and how sure."""
+
+    p50_ns: DurationNs
+    p90_ns: DurationNs
+    success_ppm: int
+    """Chance that it comes at all, in millionths."""
+    rate_micro: int
+    """Work-seconds per second that it will do, in millionths."""
+
+
 class EntryEvidence(Struct, frozen=True, kw_only=True):
     """What admission knew when the request came."""
 
@@ -192,6 +204,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """No other replica's queue is below this; None: there is no other."""
     lengths: LengthFacts | None = None
     """None: nobody asks, or none of this tenant was refused lately."""
+    arrival: ArrivalFacts | UnsetType = UNSET
+    """Capacity on its way. Absent: no pool of the class scales, or nothing is expected."""
 
 
 class RouteEvidence(Struct, frozen=True, kw_only=True):
@@ -268,4 +282,6 @@ class RouteRecord(Struct, frozen=True, kw_only=True, tag="route"):
     placement: Placement
 
 
-DecisionRecord = EntryRecord | RouteRecord
+RequestRecord = EntryRecord | RouteRecord
+"""What was decided about one request."""
+DecisionRecord = RequestRecord | ScaleRecord

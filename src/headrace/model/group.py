@@ -143,6 +143,30 @@ LIFE_MOVES: dict[Life, frozenset[Life]] = {
 """From each, those that may follow. A drain is called off when demand returns; a stop is not."""
 
 
+class GroupStep(StrEnum):
+    """What was told of a group. Also a metric label: a closed list."""
+
+    COMING = "coming"
+    """It has come to a stage of its start."""
+    READY = "ready"
+    """It made a correct token: it is about to serve."""
+    ASLEEP = "asleep"
+    """It could serve within seconds of being woken."""
+    LOST = "lost"
+    """It went though nobody asked, and is being started again."""
+    REFUSED = "refused"
+    """Nothing of it was placed: it is over."""
+    GIVEN_UP = "given_up"
+    """It was lost too often: it is over."""
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    """Nothing of it is left, as it was asked for."""
+
+
+GROUP_OVER = frozenset({GroupStep.REFUSED, GroupStep.GIVEN_UP, GroupStep.STOPPED})
+"""After these a group is there no more, and holds nothing."""
+
+
 class Proof(Struct, frozen=True, kw_only=True):
     """A token that a group made for somebody who knew what it had to be."""
 

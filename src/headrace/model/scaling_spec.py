@@ -5,7 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.model.group import Domain
+from headrace.model.group import Domain, GroupShape
+from headrace.model.stages import Stages, StageTimes, StartOptions, shipped
 from headrace.units import MICRO, NS_PER_S, DurationNs, MicroUsd, ceil_div, seconds
 
 DAY_MINUTES = 24 * 60
@@ -15,6 +16,7 @@ _Groups = Annotated[int, Meta(ge=0, le=1_024)]
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 _Positive = Annotated[float, Meta(gt=0, le=86_400)]
 _Part = Annotated[float, Meta(gt=0, le=1)]
+_Place = Annotated[str, Meta(min_length=1, max_length=256)]
 _Clock = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)")]
 
 
@@ -186,6 +188,20 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a group may lack ranks before all of it is given back. 600: longer than a node takes to
     come."""
 
+    shape: GroupShape | None = None
+    """Ranks of a group, and how they lie. None: as the profile's `hardware` ends, such as `x4`: tensor parallel
+    on one node."""
+    start: StartOptions = StartOptions()
+    """What is made ready before a group is asked for."""
+    times: StageTimes | None = None
+    """How long the stages of a start take. None: as measured on hardware of the kind."""
+    domains: Annotated[tuple[_Place, ...], Meta(max_length=1_024)] = ()
+    """Failure domains of the kind of `reserve_domain` that groups may be placed in. Empty: each group stands
+    in one of its own."""
+    drain_s: _Seconds = 120.0
+    """How long a group that goes may take for what runs there; then it ends with an error. 120: nine of ten
+    answers are over by then; its GPUs cost as before."""
+
     gpu_hour_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
     """Price of an hour of one GPU of the pool's hardware, in US dollars. None: not counted in money."""
     burst_horizon_s: _Positive | None = None
@@ -201,6 +217,22 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         high = max((one.groups for one in self.floor), default=0)
         if high > self.max:
             raise ValueError(f"a schedule asks for {high} groups, above max {self.max}")
+
+    def group_shape(self, hardware: str) -> GroupShape:
+        """Return the shape of a group on hardware as a profile calls it."""
+        if self.shape is not None:
+            return self.shape
+        count = hardware.rpartition(" x")[2]
+        fits = count.isdecimal() and 1 <= int(count) <= GroupShape().ranks_per_node
+        return GroupShape(tp=int(count)) if fits else GroupShape()
+
+    def stages(self, hardware: str) -> Stages:
+        """Return the time of each stage of a start on such hardware."""
+        return (self.times or shipped(hardware)).stages(self.start)
+
+    def waking(self, hardware: str) -> Stages:
+        """Return the same for a standby group that is woken."""
+        return (self.times or shipped(hardware)).waking()
 
     def floor_at(self, minute: int, ahead_ns: DurationNs) -> int:
         """Return the groups that must serve at any minute from now until a group asked for is ready.

@@ -6,6 +6,7 @@ A request with all that the configuration, the predictors and the books say of i
 
 from collections.abc import Iterable
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from headrace.model.budget import Take
@@ -30,6 +31,7 @@ from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.ledger import Quota, window_facts
 from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
+from headrace.plane.scale_facts import expected
 from headrace.plane.state import ModelState
 from headrace.plane.stranger import unlimited
 from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
@@ -130,6 +132,7 @@ class Asked:
             replicas=views,
             rest_bound_ns=rest,
             lengths=self._lengths(front, now) if self._by_length else None,
+            arrival=expected(m, self.model, self.slo_class, now) or UNSET,
         )
 
     def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:

@@ -17,6 +17,8 @@ from headrace.model.event import (
     Ended,
     Event,
     FirstToken,
+    GroupsListed,
+    GroupTold,
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
@@ -25,12 +27,14 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ScaleFrozen,
     ShutDown,
     TimerDue,
+    WallTold,
 )
 from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
-from headrace.plane import degrade, dispatch, entry, reconfigure, streams
+from headrace.plane import degrade, dispatch, entry, groups, reconfigure, scaler, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
 from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
@@ -59,6 +63,10 @@ class Plane:
             ReplicaDraining: self._draining,
             ReplicaReported: self._reported,
             ReplicaForgot: self._forgot,
+            GroupTold: self._group_told,
+            GroupsListed: self._groups_listed,
+            ScaleFrozen: self._scale_frozen,
+            WallTold: self._wall_told,
             TimerDue: self._timer,
             Restarted: self._restarted,
         }
@@ -83,6 +91,8 @@ class Plane:
         machine.out = out
         machine.surveyed = NOT_SURVEYED
         self._steps[type(event)](event, now)
+        if state.leaving:
+            groups.leave(machine, now)
         return out
 
     def handle_timer(self, *, now: InstantNs) -> list[Effect]:
@@ -91,7 +101,7 @@ class Plane:
 
     def next_timer(self) -> InstantNs | None:
         """Return when `handle_timer` has something to do next, or None."""
-        best: InstantNs | None = None
+        best = scaler.next_change(self._machine)
         for known in self._machine.state.models.values():
             listed = known.backlog.next_change()
             waiting = known.held and known.backlog.size
@@ -157,12 +167,26 @@ class Plane:
     def _forgot(self, event: ReplicaForgot, now: InstantNs) -> None:  # noqa: ARG002
         streams.replica_forgot(self._machine, event)
 
+    def _group_told(self, event: GroupTold, now: InstantNs) -> None:
+        groups.told(self._machine, event, now)
+
+    def _groups_listed(self, event: GroupsListed, now: InstantNs) -> None:
+        groups.listed(self._machine, event, now)
+
+    def _scale_frozen(self, event: ScaleFrozen, now: InstantNs) -> None:  # noqa: ARG002
+        scaler.freeze(self._machine, frozen=event.frozen)
+
+    def _wall_told(self, event: WallTold, now: InstantNs) -> None:
+        scaler.wall(self._machine, event.wall_s, now)
+
     def _timer(self, event: TimerDue, now: InstantNs) -> None:  # noqa: ARG002
         machine = self._machine
         degrade.again(machine, now)
+        scaler.due(machine, now)
         for model, known in machine.state.models.items():
             dispatch.lapse(machine, model, known, now)
             dispatch.run(machine, model, known, now)
 
     def _restarted(self, event: Restarted, now: InstantNs) -> None:
         streams.restarted(self._machine, event, now)
+        scaler.restarted(self._machine, now)

@@ -10,6 +10,7 @@ from headrace.plane.asked import Asked
 from headrace.plane.degrade import decide
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.machine import Machine
+from headrace.plane.scaler import offered
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange
 from headrace.units import InstantNs
@@ -56,6 +57,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     )
     tally = m.state.accounts.tally(request.tenant, slo_class)
     m.state.accounts.offer(tally, entry)
+    offered(m, as_asked, now)
     if isinstance(decision, Reject):
         row = _refused(request, asked, entry, decision, now)
         m.out += (
@@ -63,6 +65,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
             row,
         )
         m.state.accounts.conclude(tally, row)
+        m.count_over(row)
         return None
     tally.admitted += 1
     live = _admitted(m, asked, record, entry, now)

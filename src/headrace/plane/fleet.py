@@ -129,6 +129,14 @@ class Fleet(Struct):
             del self.ready[replica.pool]
         self.version += 1
 
+    def reopen(self, replica: Replica, load: Load, facts: PoolFacts) -> None:
+        """Rank a replica again that was closed: it takes requests as any other."""
+        replica.draining = False
+        self.ranking.add(replica.rank, replica.name)
+        self.ready[replica.pool] = self.ready.get(replica.pool, 0) + 1
+        self.version += 1
+        self.rerank(replica, load, facts)
+
     def rerank(self, replica: Replica, load: Load, facts: PoolFacts) -> None:
         """Rank a replica anew: prefill in front of a newcomer plus what its streams cost one.
 

@@ -32,6 +32,7 @@ from headrace.model.request import Request
 from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
+from headrace.plane.scale_state import ScaledPool
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.fairness.costs import Price
@@ -60,6 +61,11 @@ class Resolved:
             )
             for spec in config.pools
         }
+        self.scaled = {
+            PoolName(spec.name): ScaledPool.of(spec)
+            for spec in config.pools
+            if spec.scaling is not None
+        }
         by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)
         for facts in self.pools.values():
             by_model[ModelName(facts.spec.model)].append(facts)
@@ -85,6 +91,7 @@ class Resolved:
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._rivals: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._served: dict[PoolName, frozenset[ClassName]] = {}
+        self._scaling: dict[tuple[ModelName, ClassName], tuple[PoolName, ...]] = {}
         self.laddered = frozenset(
             model for model in self.pools_of if any(self.has_ladder(model, n) for n in self.classes)
         )
@@ -179,6 +186,14 @@ class Resolved:
         if found is None:
             facts = self.pools[pool]
             found = self._served[pool] = frozenset(n for n in self.classes if serves(facts, n))
+        return found
+
+    def scaling(self, model: ModelName, slo_class: ClassName) -> tuple[PoolName, ...]:
+        """Return those of a model's pools for a class that scale."""
+        found = self._scaling.get((model, slo_class))
+        if found is None:
+            serving = self.serving(model, slo_class)
+            found = self._scaling[model, slo_class] = tuple(n for n in serving if n in self.scaled)
         return found
 
     def sharing(self, model: ModelName, slo_class: ClassName) -> frozenset[ClassName]:
@@ -322,6 +337,15 @@ class Machine:
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
+        self.count_over(row)
+
+    def count_over(self, row: Concluded) -> None:
+        """Count a request that is over for one of the pools that scale and might have served it."""
+        pools = self.settings.scaling(row.model, row.slo_class)
+        if pools and self.settings.classes[row.slo_class].ttft_ms is not None:
+            books = self.state.pools[pools[row.request % len(pools)]]
+            books.over += 1
+            books.met += row.met
 
     def _learn_output(self, live: Live, usage: Usage) -> None:
         prediction, request = self.settings.config.prediction, live.request

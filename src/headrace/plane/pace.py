@@ -5,21 +5,22 @@ handed out, never between: whatever it holds back is tried again in the same bre
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from msgspec import Struct
 
 from headrace.model.ids import ClassName
 from headrace.units import MICRO, NS_PER_S, InstantNs
 
-_KEEP, _OF = 9, 10
-"""Forgetting per second: all of it together weighs ten seconds."""
-_MEMORY_S = 10
-_GONE_S = 300
-"""Nothing is left after so long."""
+_GONE = 30
+"""Nothing is left after so many times its memory."""
 
 
 class Pace(Struct):
     """The urgent work that came in, decayed."""
+
+    MEMORY_S: ClassVar[int] = 10
+    """Seconds that all of it together weighs: of one, all but one of so many parts are left after a second."""
 
     work_ns: dict[ClassName, int] = {}
     at: InstantNs = InstantNs(0)
@@ -35,10 +36,11 @@ class Pace(Struct):
         if not passed:
             return
         self.at = InstantNs(self.at + passed * NS_PER_S)
-        if passed > _GONE_S:
+        memory = self.MEMORY_S
+        if passed > memory * _GONE:
             self.work_ns.clear()
             return
-        keep, of = _KEEP**passed, _OF**passed
+        keep, of = (memory - 1) ** passed, memory**passed
         left = {name: work * keep // of for name, work in self.work_ns.items()}
         self.work_ns = {name: work for name, work in left.items() if work}
 
@@ -49,4 +51,4 @@ class Pace(Struct):
     def micro(self, classes: Iterable[ClassName]) -> int:
         """Return the work-seconds per second that came in for some classes, in millionths."""
         work = sum(self.work_ns.get(name, 0) for name in classes)
-        return work * MICRO // (_MEMORY_S * NS_PER_S)
+        return work * MICRO // (self.MEMORY_S * NS_PER_S)

@@ -13,7 +13,7 @@ from headrace.model.effect import Fail
 from headrace.model.event import ConfigChanged
 from headrace.model.ids import ModelName
 from headrace.model.slo import Outcome
-from headrace.plane import degrade, dispatch, streams
+from headrace.plane import degrade, dispatch, scaler, streams
 from headrace.plane.machine import Machine, Resolved
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.catalog import decode
@@ -38,6 +38,7 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
             state.ledger.rebase(model, price)
             state.accounts.recost(model)
     state.config, state.source, state.revision = event.config, event.source, event.revision
+    scaler.configure(m, now)
     for model, known in state.models.items():
         _relist(m, model, known, now)
         m.shares(model).keep(_kept(m, model))

@@ -28,9 +28,13 @@ from headrace.plane.lengths import Lengths
 from headrace.plane.levels import Inflow, Standing
 from headrace.plane.pace import Pace
 from headrace.plane.rate import Rate
+from headrace.plane.scale_state import PoolScale
 from headrace.policy.fairness.backlog import Backlog
 from headrace.policy.predict.windows import Windows
 from headrace.units import DurationNs, InstantNs, Tokens, later
+
+EPOCH_BITS = 40
+"""Attempts are counted below them and restarts above, so that no id comes twice."""
 
 
 class Phase(StrEnum):
@@ -140,8 +144,16 @@ class PlaneState(Struct):
     accounts: Accounts = field(default_factory=Accounts)
     gone: dict[ReplicaName, Incarnation] = {}
     """The last incarnation of replicas that have left, the longest gone first."""
+    pools: dict[PoolName, PoolScale] = {}
+    """Pools that scale, and those whose groups are not all gone yet."""
+    leaving: dict[ReplicaName, PoolName] = {}
+    """Groups that drain, with their pools."""
+    scale_frozen: bool = False
+    """An operator froze the number of groups."""
+    week_ahead_ns: int = 0
+    """By how much the time since Monday 0:00 UTC is ahead of the plane's own."""
     ignored: dict[str, int] = {}
     """Late, duplicate and unknown events by kind: expected, counted, without effect."""
 
 
-__all__ = ["MOVES", "Live", "ModelState", "Phase", "PlaneState", "TenantId"]
+__all__ = ["EPOCH_BITS", "MOVES", "Live", "ModelState", "Phase", "PlaneState", "TenantId"]

@@ -18,10 +18,10 @@ from headrace.model.ids import AttemptId, ModelName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.paths import to_tenant
 from headrace.model.slo import Outcome
-from headrace.plane import dispatch
+from headrace.plane import dispatch, groups
 from headrace.plane.fleet import was_reset
 from headrace.plane.machine import Machine
-from headrace.plane.state import Live, ModelState, Phase
+from headrace.plane.state import EPOCH_BITS, Live, ModelState, Phase
 from headrace.policy.fairness.vtc import share
 from headrace.units import InstantNs
 
@@ -150,7 +150,8 @@ def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:
         if other != model:
             dispatch.run(m, other, theirs, now)
     m.state.ledger.open_load(event.incarnation)
-    known.fleet.join(event.replica, event.incarnation, event.pool)
+    replica = known.fleet.join(event.replica, event.incarnation, event.pool)
+    groups.risen(m, event.pool, replica, now)
     dispatch.run(m, model, known, now)
 
 
@@ -174,6 +175,7 @@ def replica_draining(m: Machine, event: ReplicaDraining, now: InstantNs) -> None
             continue
         known.fleet.drain(present)
         m.prefixes[model].forget(present)
+        groups.going(m, present.pool, event.replica, now)
         dispatch.run(m, model, known, now)  # who can only go there must not wait for ever
         return
     m.ignore("draining")
@@ -241,10 +243,6 @@ def restarted(m: Machine, event: Restarted, now: InstantNs) -> None:
     state.attempts = event.epoch << EPOCH_BITS
 
 
-EPOCH_BITS = 40
-"""Attempts are counted below them and restarts above, so that no id comes twice."""
-
-
 def lose(
     m: Machine,
     known: ModelState,
@@ -253,16 +251,15 @@ def lose(
     timings: tuple[tuple[AttemptId, StreamTiming], ...] = (),
 ) -> None:
     """End every attempt of a replica, with what its stream had shown, and the replica's books."""
-    incarnation = known.fleet.replicas[name].incarnation
+    replica = known.fleet.replicas[name]
+    incarnation, reason = replica.incarnation, groups.why_lost(m, replica.pool, name)
     flights, shown = m.state.ledger.flights, dict(timings)
     for attempt in [a for a, f in flights.items() if f.incarnation == incarnation]:
         live = m.state.live[flights[attempt].request]
         timing = shown.get(attempt, NO_STREAM)
         _close(m, known, live, seen=timing.tokens)
-        m.out.append(
-            Fail(request=live.request.id, decision=live.decision, reason=Reason.REPLICA_LOST)
-        )
-        m.conclude(live, now, Outcome.ERROR, reason=Reason.REPLICA_LOST, timing=timing)
+        m.out.append(Fail(request=live.request.id, decision=live.decision, reason=reason))
+        m.conclude(live, now, Outcome.ERROR, reason=reason, timing=timing)
     _remove(m, known, name)
 
 
@@ -270,6 +267,7 @@ def _remove(m: Machine, known: ModelState, name: ReplicaName) -> None:
     replica = known.fleet.leave(name)
     m.prefixes[ModelName(m.settings.pools[replica.pool].spec.model)].forget(replica)
     m.state.ledger.close_load(replica.incarnation)
+    groups.fallen(m, replica.pool, name, m.state.now)
 
 
 def _cancel(m: Machine, known: ModelState, live: Live) -> None:

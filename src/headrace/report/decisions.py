@@ -20,11 +20,22 @@ from headrace.model.evidence import (
     EntryEvidence,
     EntryRecord,
     LadderRecord,
+    RequestRecord,
     RouteEvidence,
     RouteRecord,
 )
-from headrace.model.ids import ClassName, DecisionId, ReplicaName, RequestId, TenantId
+from headrace.model.ids import (
+    ClassName,
+    DecisionId,
+    PoolName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
+from headrace.model.scaling import ScaleDecision, ScaleEvidence, ScaleRecord
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.scaling.decide import decide
 from headrace.report.again import decided_again
 from headrace.report.stats import ratio
 from headrace.units import DurationNs, InstantNs, mib_ceil, to_ms
@@ -129,7 +140,21 @@ class RouteLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     crc: str = ""
 
 
-Line = ConfigLine | EntryLine | RouteLine
+class ScaleLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One decision on the number of a pool's groups."""
+
+    decision_id: DecisionId
+    policy_revision: int
+    kind: Literal["scale"] = "scale"
+    at_ns: InstantNs
+    evidence: ScaleEvidence
+    decision: ScaleDecision
+    observed: Literal[True] | UnsetType = UNSET
+    crc: str = ""
+
+
+RequestLine = EntryLine | RouteLine
+Line = ConfigLine | RequestLine | ScaleLine
 
 
 class Verified(Struct, frozen=True, kw_only=True):
@@ -159,6 +184,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "config": msgspec.json.Decoder(ConfigLine),
     "entry": msgspec.json.Decoder(EntryLine),
     "route": msgspec.json.Decoder(RouteLine),
+    "scale": msgspec.json.Decoder(ScaleLine),
 }
 _HEADER = msgspec.json.Decoder(Header)
 
@@ -185,13 +211,20 @@ def to_line(record: DecisionRecord, *, observed: bool = False) -> bytes:
 
     `observed` marks one that had no effect.
     """
-    line = _entry_line(record) if isinstance(record, EntryRecord) else _route_line(record)
+    line: RequestLine | ScaleLine
+    match record:
+        case EntryRecord():
+            line = _entry_line(record)
+        case RouteRecord():
+            line = _route_line(record)
+        case ScaleRecord():
+            line = _scale_line(record)
     if observed:
         line = msgspec.structs.replace(line, observed=True)
     return _sealed(line) + b"\n"
 
 
-def to_record(line: EntryLine | RouteLine) -> DecisionRecord:
+def to_record(line: RequestLine) -> RequestRecord:
     """Return the record a line was made of; its header is derived and left out."""
     if isinstance(line, EntryLine):
         return EntryRecord(
@@ -267,12 +300,18 @@ ABSENT = "(absent)"
 Difference = tuple[str, Any, Any]
 
 
-def _check(line: EntryLine | RouteLine, content: bytes, config: PlaneConfig) -> Difference | None:
+def _check(line: RequestLine | ScaleLine, content: bytes, config: PlaneConfig) -> Difference | None:
     """Return the first difference between a line and what follows from its evidence."""
+    record: DecisionRecord
     if isinstance(line, EntryLine):
         entry = to_record(line)
         assert isinstance(entry, EntryRecord)
-        record: DecisionRecord = decided_again(entry, config)
+        record = decided_again(entry, config)
+    elif isinstance(line, ScaleLine):
+        settings = scaling_of(config, line.evidence.pool)
+        if settings is None:
+            return "evidence.pool", line.evidence.pool, None
+        record = _scale_record(line, decide(settings, line.evidence))
     else:
         if (broken := _inconsistent(line)) is not None:
             return broken
@@ -285,6 +324,21 @@ def _check(line: EntryLine | RouteLine, content: bytes, config: PlaneConfig) -> 
         return None
     recorded, recomputed = msgspec.json.decode(content), msgspec.json.decode(again)
     return first_difference(recorded, recomputed) or ("bytes", _text(content), _text(again))
+
+
+def scaling_of(config: PlaneConfig, pool: PoolName) -> Scaling | None:
+    """Return how a pool scales under a configuration; None: it does not, or there is none."""
+    return next((one.scaling for one in config.pools if one.name == pool), None)
+
+
+def _scale_record(line: ScaleLine, decision: ScaleDecision) -> ScaleRecord:
+    return ScaleRecord(
+        decision_id=line.decision_id,
+        at=line.at_ns,
+        policy_revision=line.policy_revision,
+        evidence=line.evidence,
+        decision=decision,
+    )
 
 
 def _inconsistent(line: RouteLine) -> Difference | None:
@@ -321,7 +375,7 @@ def first_difference(recorded: Any, recomputed: Any, path: str = "") -> Differen
     return path, recorded, recomputed
 
 
-def _differs(number: int, line: EntryLine | RouteLine, found: Difference) -> Differs:
+def _differs(number: int, line: RequestLine | ScaleLine, found: Difference) -> Differs:
     return Differs(
         line=number,
         decision_id=line.decision_id,
@@ -354,7 +408,7 @@ def _decoded(content: bytes) -> Line:
     return line
 
 
-def _sealed(line: EntryLine | RouteLine) -> bytes:
+def _sealed(line: RequestLine | ScaleLine) -> bytes:
     unsealed = _ENCODER.encode(line)
     assert unsealed.endswith(_OPEN), "the check is the last field"
     return unsealed[: -len(_CLOSE)] + f"{crc32(unsealed):08x}".encode() + _CLOSE
@@ -403,6 +457,16 @@ def _route_line(record: RouteRecord) -> RouteLine:
         full_demand=demand,
         evidence=record.evidence,
         placement=placement,
+    )
+
+
+def _scale_line(record: ScaleRecord) -> ScaleLine:
+    return ScaleLine(
+        decision_id=record.decision_id,
+        policy_revision=record.policy_revision,
+        at_ns=record.at,
+        evidence=record.evidence,
+        decision=record.decision,
     )
 
 

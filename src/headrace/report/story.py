@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from headrace.model.effect import Concluded, Decided, Dispatch, Effect
 from headrace.model.event import RequestArrived
-from headrace.model.evidence import DecisionRecord, EntryRecord, RouteRecord
+from headrace.model.evidence import EntryRecord, RequestRecord, RouteRecord
 from headrace.model.ids import DecisionId, RequestId
+from headrace.model.scaling import ScaleRecord
 from headrace.plane.core import Plane
 from headrace.plane.journal import Checkpoint, Differs, Gap, JournalError, Record, frames, verify
 from headrace.policy.catalog import PlaneConfig, decode
@@ -106,6 +107,8 @@ def request_of(segments: Segments, decision: DecisionId) -> RequestId:
         last = plane.state.decisions
         for effect in effects:
             if isinstance(effect, Decided) and effect.record.decision_id == decision:
+                if isinstance(effect.record, ScaleRecord):
+                    raise Untold(f"decision {decision} is about no request: see `scale explain`")
                 found.append(effect.record.request_id)
                 raise _Over
 
@@ -126,7 +129,7 @@ def of_log(path: Path, request: RequestId) -> Story:
     for line in read(path):
         if isinstance(line, ConfigLine):
             in_force = configs[line.revision] = decode(line.config.encode())
-        elif line.request_id == request:
+        elif isinstance(line, EntryLine | RouteLine) and line.request_id == request:
             record = to_record(line)
             if isinstance(record, EntryRecord):
                 config = configs.get(record.policy_revision)
@@ -155,7 +158,9 @@ def request_of_log(path: Path, decision: DecisionId) -> RequestId:
 def _take(story: Story, effect: Effect, plane: Plane) -> None:
     """Add an effect to the story of the request it is about."""
     match effect:
-        case Decided(record=record) if record.request_id == story.request:
+        case Decided(record=EntryRecord() | RouteRecord() as record) if (
+            record.request_id == story.request
+        ):
             _decided(story, record, plane.settings.config)
         case Dispatch(request=request) if request == story.request:
             last = story.sent[-1]
@@ -166,7 +171,7 @@ def _take(story: Story, effect: Effect, plane: Plane) -> None:
             pass
 
 
-def _decided(story: Story, record: DecisionRecord, config: PlaneConfig) -> None:
+def _decided(story: Story, record: RequestRecord, config: PlaneConfig) -> None:
     if isinstance(record, EntryRecord):
         story.entered = Entered(record=record, config=config)
     else:

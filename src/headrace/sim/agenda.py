@@ -16,13 +16,15 @@ class Kind(IntEnum):
     """What an engine finished by this instant is known before anything else looks at it."""
     FAULT = 1
     """A crash comes after the step that ended, before anybody acts on it."""
-    REPORT = 2
+    GROUP = 2
+    """A group comes to its next stage, or goes, after what went wrong at this instant."""
+    REPORT = 3
     """Reports show the engines after step and fault."""
-    TICK = 3
-    TIMER = 4
-    LEAVE = 5
+    TICK = 4
+    TIMER = 5
+    LEAVE = 6
     """A caller that leaves at the instant of another's arrival makes room for it."""
-    ARRIVAL = 6
+    ARRIVAL = 7
     """Newcomers see everything that has happened."""
 
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 from headrace.model.decision import LetIn, Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
 from headrace.model.evidence import EntryRecord
-from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId
+from headrace.model.ids import AttemptId, ClassName, ModelName, PoolName, RequestId
 from headrace.model.slo import Outcome
 from headrace.plane.state import ModelState
 from headrace.policy.fairness.backlog import Turn
@@ -28,6 +28,12 @@ from headrace.sim.books import (
 )
 from headrace.sim.buckets import Buckets
 from headrace.sim.consent import Consent
+from headrace.sim.holdings import (
+    capacity_is_whole,
+    drains_are_kept,
+    groups_match,
+    pools_keep_their_limits,
+)
 from headrace.sim.world import World
 from headrace.units import InstantNs
 
@@ -61,10 +67,15 @@ class Checker:
         self._revision = 0
         self._buckets = Buckets()
         self._consent = Consent()
+        self._first: dict[PoolName, int] = {}
+        """Groups that each pool began with."""
 
     def __call__(self, world: World, effects: Sequence[Effect]) -> None:
         """Check one step."""
         self.steps += 1
+        if not self._first:
+            pools = world.scenario.deployment.pools
+            self._first = {PoolName(one.name): one.replicas for one in pools}
         if world.epoch != self._epoch:
             self._restarted(world)
         self._clock(world)
@@ -74,6 +85,9 @@ class Checker:
         self._buckets.step(world, effects)
         self._consent.step(world, effects)
         self._nothing_waits_in_vain(world)
+        if world.plane.state.pools:
+            drains_are_kept(world, effects)
+            capacity_is_whole(world)
         if self.steps % DEEP_EVERY == 0:
             self.deep(world)
 
@@ -87,6 +101,8 @@ class Checker:
         quota_matches_holds(world)
         ready_is_what_was_told(world)
         bounds_hold(world)
+        groups_match(world)
+        pools_keep_their_limits(world, self._first)
         self._service_never_falls(world)
 
     def finish(self, world: World) -> None:

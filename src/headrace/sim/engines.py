@@ -9,6 +9,7 @@ from itertools import count
 
 from msgspec import Struct
 
+from headrace.model.deployment import PoolSpec
 from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot, Yielded
 from headrace.model.event import Ended, Event, FirstToken
@@ -117,6 +118,19 @@ class Engines:
             if isinstance(fault, Slow) and fault.replica == at:
                 profile = profile.paced(fault.factor)
         return profile
+
+    def add(self, name: ReplicaName, pool: PoolSpec) -> int:
+        """Return where a replica is that was not there before, down; one that was is where it was."""
+        at = self._at.get(name)
+        if at is None:
+            at = self._at[name] = len(self.nodes)
+            profile = self._real(at, pool.profile)
+            self.nodes.append(Node(name=name, pool=PoolName(pool.name), profile=profile))
+        return at
+
+    def at(self, name: ReplicaName) -> int | None:
+        """Return where a replica is; None: there never was one of that name."""
+        return self._at.get(name)
 
     def start(self, at: int, now: InstantNs) -> Incarnation:
         """Bring a replica up in a new life."""

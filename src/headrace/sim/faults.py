@@ -96,4 +96,27 @@ class Repeaters(
         return DurationNs(int(base * (1 + rng.random() / 4)))
 
 
-Fault = Crash | Drain | Slow | Reports | Leavers | Repeaters | Restart
+class Starts(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="starts"
+):
+    """Groups that are asked for do not come as they should; each share is of all starts."""
+
+    refused: _Share = 0.0
+    """Nothing of them is placed, and that is said."""
+    never: _Share = 0.0
+    """Nothing of them is placed, and nothing is said."""
+    partial: _Share = 0.0
+    """Half of their ranks are placed, and no more."""
+    lost: _Share = 0.0
+    """They go in one of their stages, and are started again."""
+    slow: _Share = 0.0
+    """One of their stages takes `factor` times as long."""
+    factor: Annotated[float, Meta(ge=1, le=100)] = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse shares of more than all."""
+        if self.refused + self.never + self.partial + self.lost + self.slow > 1:
+            raise ValueError("the shares of starts that go wrong come to more than 1")
+
+
+Fault = Crash | Drain | Slow | Reports | Leavers | Repeaters | Restart | Starts

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.model.ids import ClassName, TenantId
+from headrace.model.stages import StageTimes
 from headrace.policy.batching import Batching
 from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
@@ -65,6 +66,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Step times vary by at most this, in percent. 2: what one engine shows from run to run."""
     preemption: Offers = RECOMPUTE_ONLY
     """How requests give way in the replicas when memory or slots run out."""
+    starts: StageTimes | None = None
+    """How long the stages of a start really take, in all pools that scale. None: as long as is declared."""
     faults: tuple[Fault, ...] = ()
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 3_600.0
     """How long after the last arrival the run may go on; what has not ended then is cut off."""

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from headrace.model.decision import Reason
-from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Entry, Refuse
+from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Refuse
 from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
     ConfigChanged,
     Ended,
     Event,
+    GroupsListed,
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
@@ -29,33 +29,30 @@ from headrace.model.event import (
 from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import (
     AttemptId,
-    ClassName,
     Incarnation,
-    ModelName,
     ReplicaName,
     RequestId,
     TenantId,
 )
 from headrace.model.meter import NO_STREAM, StreamTiming
-from headrace.model.request import Request
-from headrace.model.slo import Bounds, Outcome
+from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder
 from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
-from headrace.sim.engines import Engines, Node, kept_chunks
+from headrace.sim.engines import Engines, Node
 from headrace.sim.faults import Crash, Drain, Leavers, Repeaters, Reports, Restart
+from headrace.sim.groups import Provided, Provider, by_name
+from headrace.sim.requests import forgotten, request_of
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
-from headrace.units import NS_PER_MS, DurationNs, InstantNs, Tokens, WorkNs, later, ms, seconds
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, later, ms, seconds
 
 TICK_NS = 100 * NS_PER_MS
 """Progress of all streams is told at multiples of this, live and simulated alike."""
-PREFIX_MAX = 512
-"""Leading chunks whose identity a request carries at most."""
 
 
 class World:
@@ -109,6 +106,10 @@ class World:
         self.engines = Engines(
             scenario, seed, self._agenda, self.tell, fast_forward=fast_forward, rules=rules
         )
+        self.provider = Provider(scenario, seed, self._agenda, self.tell, self.draining)
+        self.provider.on_up, self.provider.on_down = self._serves, self._stops
+        self.listed = True
+        """Whether the plane was told what groups there are, since the driver came back."""
         self.plane = Plane()
         self._recorder = self._record(resumed=False)
 
@@ -144,7 +145,10 @@ class World:
 
     def _begin(self) -> None:
         self._configure(self.scenario.deployment)
-        for at in range(len(self.nodes)):
+        scaled = self.plane.settings.scaled
+        for at, node in enumerate(self.nodes):
+            if node.pool in scaled:
+                self.provider.own(node.name, node.pool, self.now)
             self._start(at)
         for at, fault in enumerate(self.scenario.faults):
             if isinstance(fault, Crash | Drain):
@@ -194,22 +198,22 @@ class World:
                 self._conclude(effect)
             case Decided() if self._decisions is not None:
                 self._decisions(effect.record)
-            case _:
-                pass  # callers here do not wait for words
+            case _:  # callers here do not wait for words
+                self.provider.carry_out(effect, self.now)
 
     # Arrivals and callers --------------------------------------------------------------------
 
     def _arrive(self, entity: int, event: object) -> None:
         if event is not None:  # it was refused, and comes again
             del self.away[RequestId(entity + 1)]
-            self.tell(RequestArrived(self.request(entity)))
+            self.tell(RequestArrived(request_of(self.scenario, self.rows, entity)))
             return
         row = self.rows[entity]
         if entity + 1 < len(self.rows):
             self._agenda.push(self.rows[entity + 1].at, Kind.ARRIVAL, entity + 1, None)
         self._left_to_offer -= 1
         self.offered += 1
-        request = self.request(entity)
+        request = request_of(self.scenario, self.rows, entity)
         for fault in self.scenario.faults:
             if isinstance(fault, Leavers):
                 rng = stream(self.seed, "leave", entity)
@@ -230,23 +234,6 @@ class World:
                     when = later(self.now, fault.delay_ns(nth, told, rng))
                     self._agenda.push(when, Kind.ARRIVAL, effect.request - 1, "again")
 
-    def request(self, at: int) -> Request:
-        """Return what the plane may know of a row; ids count from 1 in order of arrival."""
-        row = self.rows[at]
-        return Request(
-            id=RequestId(at + 1),
-            tenant=row.tenant or TenantId(self.scenario.deployment.tenants[0].name),
-            model=row.model or ModelName(self.scenario.deployment.models[0].name),
-            input_tokens=row.input_tokens,
-            max_output=row.max_tokens,
-            slo_class=row.slo_class,
-            prefix=row.prefix[:PREFIX_MAX],
-            prefix_tokens=Tokens(row.prefix_tokens),
-            prefix_kept=kept_chunks(row),
-            optional=row.optional,
-            lowest=row.lowest,
-        )
-
     def _leave(self, _entity: int, event: object) -> None:
         """A stream is stopped where it is made first: what it has shown goes with its caller."""
         assert isinstance(event, int)
@@ -265,6 +252,23 @@ class World:
         incarnation = self.engines.start(at, self.now)
         self._announce(self.nodes[at], incarnation)
         self._agenda.push(self.now, Kind.REPORT, at, incarnation)
+
+    def _serves(self, group: Provided) -> None:
+        """A group is ready: its replica comes up."""
+        deployment = self.scenario.deployment
+        spec = deployment.window.stepped(by_name(deployment, group.pool))
+        self._start(self.engines.add(group.name, spec))
+
+    def _stops(self, group: Provided) -> None:
+        """A group that served is stopped, with what still runs there."""
+        at = self.engines.at(group.name)
+        engine = None if at is None else self.nodes[at].engine
+        if at is not None and engine is not None:
+            self.engines.crash(at, self.now)
+            self._down(group.name, engine.incarnation)
+
+    def _group(self, _entity: int, event: object) -> None:
+        self.provider.advance(event, self.now)
 
     def _announce(self, node: Node, incarnation: Incarnation) -> None:
         before = self.announced.get(node.name)
@@ -306,7 +310,7 @@ class World:
         for delay in self._deliveries(entity):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
         period = ms(self.scenario.deployment.reports.poll_ms)
-        if self.plane.state.live or self.away:
+        if self.plane.state.live or self.away or self.plane.state.pools:
             self._agenda.push(later(self.now, period), Kind.REPORT, entity, event)
         elif self._left_to_offer:
             # Nothing happens before the next arrival: go on with the last report that it can find.
@@ -340,8 +344,11 @@ class World:
                 self._configure(event)
             case "save":
                 self._saved = self.plane.freeze()
-            case ("down", int(at), int(incarnation)):
-                self._down(self.nodes[at].name, Incarnation(incarnation))
+            case ("down", int(at), int(incarnation), bool(again)):
+                name = self.nodes[at].name
+                taken = name in self.draining
+                self._down(name, Incarnation(incarnation))
+                self.provider.lost(name, self.now, again=again, taken=taken)
             case ("back", int(at)):
                 if self.nodes[at].engine is None:
                     self._start(at)
@@ -356,8 +363,11 @@ class World:
         lost = self.engines.crash(at, self.now)
         entity = len(self.scenario.faults) + at
         noticed = later(self.now, seconds(fault.noticed_after_s))
-        self._agenda.push(noticed, Kind.FAULT, entity, ("down", at, incarnation))
-        if fault.back_after_s is not None:
+        again, group = fault.back_after_s is not None, self.provider.groups.get(node.name)
+        self._agenda.push(noticed, Kind.FAULT, entity, ("down", at, incarnation, again))
+        if group is not None:
+            group.ready = False
+        elif fault.back_after_s is not None:
             back = later(self.now, seconds(fault.back_after_s))
             self._agenda.push(back, Kind.FAULT, entity, ("back", at))
         if fault.streams_break:
@@ -414,31 +424,14 @@ class World:
         self._recorder = self._record(resumed=True)
         for request in map(RequestId, range(1, self.offered + 1)):
             if request not in self.concluded and request not in self.plane.state.live:
-                self._conclude(self._forgotten(request))
+                self._conclude(forgotten(self.scenario, self.rows, request, self.now))
+        self.listed = False
         self.tell(Restarted(self.epoch))
+        self.listed = True
+        if self.plane.state.pools:
+            self.tell(GroupsListed(groups=self.provider.listing()))
         for node, engine in self.engines.alive():
             self._announce(node, engine.incarnation)
-
-    def _forgotten(self, request: RequestId) -> Concluded:
-        """Return the row of a request that came after the checkpoint and fell with the driver."""
-        asked = self.request(request - 1)
-        return Concluded(
-            request=request,
-            tenant=asked.tenant,
-            slo_class=asked.slo_class or ClassName(self.scenario.deployment.classes[0].name),
-            model=asked.model,
-            entry=Entry(
-                arrived_at=self.rows[request - 1].at,
-                input_tokens=asked.input_tokens,
-                predicted_output=Tokens(0),
-                work_ns=WorkNs(0),
-            ),
-            admitted=True,
-            reason=Reason.RESTARTED,
-            outcome=Outcome.ERROR,
-            bounds=Bounds(ttft_ns=None, gap_ns=DurationNs(0), tpot_ns=DurationNs(0)),
-            ended_at=self.now,
-        )
 
     # Endings ---------------------------------------------------------------------------------
 
@@ -473,10 +466,12 @@ class World:
             assert attempt is not None, f"{request} waits again"
             self._end(attempt, Outcome.TIMEOUT)
         self.engines.retire(self.now)
+        self.provider.close(self.now)
 
     _steps: ClassVar[dict[Kind, Callable[["World", int, object], None]]] = {
         Kind.ENGINE: _engine,
         Kind.FAULT: _fault,
+        Kind.GROUP: _group,
         Kind.REPORT: _report,
         Kind.TICK: _tick,
         Kind.TIMER: _due,

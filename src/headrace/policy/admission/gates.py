@@ -168,7 +168,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _deadline(self, evidence: EntryEvidence, slack: int, view: ReplicaView | None) -> Verdict:
         """Return whether first token and gaps would hold, for it and for those running."""
-        if not evidence.ready:
+        if not evidence.ready and (evidence.arrival is UNSET or slack < 0):
             return Verdict(gate=Gate.DEADLINE, reason=Reason.NO_READY_REPLICA)
         bound = _NO_BOUND if evidence.ttft_ns is None else evidence.ttft_ns
         left = self._budget_for_queue(evidence, bound, view)
@@ -379,17 +379,20 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
 
     Prefill in flight at the nearest replica (`view`), plus min(backlog, own work ahead * backlogged
     weights / own weight) at the fleet's measured work rate. Gating on the whole backlog would
-    refuse conforming tenants because of a hog.
+    refuse conforming tenants because of a hog. While nothing is ready, the queue begins to move when the
+    next group is expected (p90), at what that will do.
     """
     facts = evidence.wait
-    pending = view.prefill_left_ns if view is not None else 0
-    if not facts.rate_micro:
+    pending, rate = view.prefill_left_ns if view is not None else 0, facts.rate_micro
+    if not evidence.ready and evidence.arrival is not UNSET:
+        pending, rate = evidence.arrival.p90_ns, evidence.arrival.rate_micro
+    if not rate:
         return DurationNs(pending)
     ahead: int = facts.backlog_ns
     if kind is Wait.FAIR:
         share = facts.own_ahead_ns * facts.weights // facts.own_weight
         ahead = min(ahead, share + facts.debt_ns)
-    return DurationNs(pending + time_for(ahead, facts.rate_micro))
+    return DurationNs(pending + time_for(ahead, rate))
 
 
 def is_behind(facts: LengthFacts) -> bool:
@@ -429,6 +432,8 @@ def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> Duration
             return None if spent is None or _never_fits(spent) else spent.wait_ns
         case Reason.CONCURRENCY if _too_many(evidence.budget):
             return None
+        case Reason.NO_READY_REPLICA if evidence.arrival is not UNSET:
+            return DurationNs(max(NS_PER_S, evidence.arrival.p50_ns))
         case (
             Reason.CONCURRENCY
             | Reason.SESSIONS
