@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from headrace.model.group import Life
 from headrace.model.ids import Incarnation, RequestId, TenantId
 from headrace.model.paths import ROOT
 from headrace.plane.core import Plane
@@ -30,7 +31,33 @@ def hold(plane: Plane, now: InstantNs) -> None:
     waiting = {i for known in state.models.values() for i in waits(known.backlog)}
     assert queued == waiting
     nothing_waits_in_vain(plane, now)
+    groups_are_sound(plane)
     tallies_add_up(state)
+
+
+def groups_are_sound(plane: Plane) -> None:
+    """Only whole groups that are wanted take requests; drains have an end; nothing is kept for ever."""
+    state, scaled = plane.state, plane.settings.scaled
+    drains = {}
+    for pool, books in state.pools.items():
+        assert (books.next_at is not None) is (pool in scaled)
+        assert books.groups or books.next_at is not None, "books of nothing"
+        for name, group in books.groups.items():
+            assert name == group.name
+            assert group.gpus >= 0
+            assert pool in scaled or group.life is Life.STOPPING, f"{name} of nobody's is kept"
+            if group.life is Life.DRAINING and group.drain_by is not None:
+                drains[name] = pool
+    assert drains == state.leaving
+    for known in state.models.values():
+        for replica in known.fleet.replicas.values():
+            there = state.pools.get(replica.pool)
+            group_of = None if there is None else there.groups.get(replica.name)
+            assert replica.pool not in scaled or group_of is not None, "a replica without a group"
+            if group_of is None or replica.pool not in scaled:
+                continue
+            wanted = group_of.life is Life.WANTED and group_of.short_since is None
+            assert wanted is not replica.draining, f"{replica.name}: {group_of}"
 
 
 def waits(backlog: Backlog) -> list[int]:
@@ -244,4 +271,6 @@ def over(plane: Plane) -> None:
         assert not any(shares.sides)
         assert not shares.waiting
         assert not shares.work
-    assert plane.next_timer() is None
+    due = plane.next_timer()
+    ticks = [one.next_at for one in plane.state.pools.values() if one.next_at is not None]
+    assert due == min(ticks, default=None)

@@ -12,10 +12,23 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace
 
 from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
-from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Fail, Refuse
+from headrace.model.effect import (
+    AskGroup,
+    Cancel,
+    Concluded,
+    Dispatch,
+    DrainGroup,
+    Effect,
+    Fail,
+    RecallGroup,
+    Refuse,
+    StopGroup,
+    WakeGroup,
+)
 from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
@@ -23,6 +36,8 @@ from headrace.model.event import (
     Ended,
     Event,
     FirstToken,
+    GroupsListed,
+    GroupTold,
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
@@ -31,9 +46,12 @@ from headrace.model.event import (
     ReplicaUp,
     RequestArrived,
     Restarted,
+    ScaleFrozen,
     ShutDown,
     TimerDue,
+    WallTold,
 )
+from headrace.model.group import GroupShape, GroupStep
 from headrace.model.ids import (
     AttemptId,
     Incarnation,
@@ -44,7 +62,9 @@ from headrace.model.ids import (
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.price import PriceSpec
 from headrace.model.request import Request
+from headrace.model.scaling_spec import Scaling
 from headrace.model.slo import Outcome
+from headrace.model.stages import Stage
 from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder, Verified, verify
 from headrace.plane.state import Phase
@@ -69,6 +89,11 @@ POOLS = (
     PoolSpec(name="own", model="m", profile=small(24_576), classes=("batch", "late")),
     PoolSpec(name="other", model="n", profile=small(16_384)),
 )
+EAGER = Scaling(
+    min=0, max=3, standby=1, reserve=1, in_window_s=10.0, cancel_window_s=5.0, min_life_s=0.0,
+    tick_s=2.0, drain_s=6.0, partial_s=8.0, shape=GroupShape(tp=2),
+)  # fmt: skip
+LAZY = Scaling(min=2, max=2, max_gpus=2, in_window_s=0.0, cancel_window_s=0.0, drain_s=0.0)
 PRICE = PriceSpec(input=2.0, output=8.0)
 TENANTS = (
     TenantSpec(
@@ -116,7 +141,10 @@ CONFIGS = (
     _without(fairness=Vtc(cost=KvCost())),
     _without(output_budget=OutputBudget(tokens=40, classes={"batch": None})),
     _without(window=Window(prefill_ms=20.0, step_tokens={"any": 64, "own": None})),
+    _without(pools=(replace(POOLS[0], scaling=EAGER), *POOLS[1:])),
+    _without(pools=(replace(POOLS[0], scaling=LAZY), replace(POOLS[1], scaling=EAGER))),
 )
+SCALED = CONFIGS[-2:]
 NAMES = ("r0", "r1", "r2", "r3")
 OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
 
@@ -125,7 +153,7 @@ class WholePlane(RuleBasedStateMachine):
     """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
 
     @initialize(
-        first=st.one_of(st.sampled_from(CONFIGS[:4]), trees.grown(BASE)),
+        first=st.one_of(st.sampled_from((*CONFIGS[:4], *SCALED)), trees.grown(BASE)),
         pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3),
     )
     def begin(self, first: PlaneConfig, pools: list[str]) -> None:
@@ -144,6 +172,7 @@ class WholePlane(RuleBasedStateMachine):
         self.over: set[RequestId] = set()
         self.snapshots: list[Snapshot] = []
         self.revision = 0
+        self.groups: list[tuple[ReplicaName, PoolName]] = []
         self.settled: dict[tuple[str, str], int] = {}
         self.change(first)
         for name, pool in zip(NAMES, pools, strict=False):
@@ -192,6 +221,11 @@ class WholePlane(RuleBasedStateMachine):
                 assert (effect.replica, effect.incarnation) in {x[:2] for x in self.lives}
             case Refuse() | Fail():
                 assert effect.request in self.offered - self.over
+            case AskGroup():
+                assert (effect.group, effect.pool) not in self.groups, "a name that is not new"
+                self.groups.append((effect.group, effect.pool))
+            case WakeGroup() | DrainGroup() | RecallGroup() | StopGroup():
+                assert effect.group in self.plane.state.pools[effect.pool].groups
             case _:
                 pass
 
@@ -440,6 +474,42 @@ class WholePlane(RuleBasedStateMachine):
     def change(self, config: PlaneConfig) -> None:
         self.revision += 1
         self.tell(ConfigChanged(revision=self.revision, config=canonical(config)))
+
+    @rule(
+        back=st.integers(0, 6),
+        step=st.sampled_from((GroupStep.COMING, GroupStep.COMING, GroupStep.READY, *GroupStep)),
+        stage=st.sampled_from((None, *Stage)),
+        gpus=st.sampled_from((0, 1, 2, 2, 2)),
+        serves=st.booleans(),
+    )
+    def group(
+        self, back: int, step: GroupStep, stage: Stage | None, gpus: int, serves: bool
+    ) -> None:
+        """Tell of a group: one that was asked for, a replica as one, or one that nobody knows."""
+        name, pool = self.some_group(back)
+        self.tell(GroupTold(group=name, pool=pool, step=step, stage=stage, gpus=gpus))
+        if serves:
+            self.up(name, pool)
+
+    def some_group(self, back: int) -> tuple[ReplicaName, PoolName]:
+        if back < len(self.groups):
+            return self.groups[-1 - back]
+        return ReplicaName(NAMES[back % len(NAMES)]), PoolName("any")
+
+    @rule(
+        there=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(tuple(GroupStep))), max_size=4)
+    )
+    def groups_listed(self, there: list[tuple[int, GroupStep]]) -> None:
+        named = {self.some_group(back): step for back, step in there}
+        told = [
+            GroupTold(group=name, pool=pool, step=step, gpus=2)
+            for (name, pool), step in named.items()
+        ]
+        self.tell(GroupsListed(groups=tuple(told)))
+
+    @rule(frozen=st.booleans(), wall=st.sampled_from((None, 0, 1_735_891_110)))
+    def freeze(self, frozen: bool, wall: int | None) -> None:
+        self.tell(ScaleFrozen(frozen) if wall is None else WallTold(wall))
 
     @rule(really=st.sampled_from((False, False, False, True)))
     def restart(self, really: bool) -> None:

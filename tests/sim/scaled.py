@@ -16,7 +16,7 @@ from headrace.trace.row import TraceRow
 from headrace.units import InstantNs, Tokens, seconds
 from tests.sim.scenes import Ran, deployment, run, scenario
 
-GIVEN, MADE = 2_000, 100
+GIVEN, MADE = 8_000, 100
 """Tokens of each request, in and out."""
 
 
@@ -46,19 +46,21 @@ def scaled(
     return scenario(config=config, faults=faults, **more)
 
 
-def steady(spans: Iterable[tuple[float, float, float]], slo_class: str = "chat") -> list[TraceRow]:
+def steady(
+    spans: Iterable[tuple[float, float, float]], slo_class: str = "chat", given: int = GIVEN
+) -> list[TraceRow]:
     """Return evenly spaced requests: (from, to, requests per second), seconds."""
     rows = []
     for begin, end, rate in spans:
         count = int((end - begin) * rate)
-        rows += [_row(begin + nth / rate, slo_class) for nth in range(count)]
+        rows += [_row(begin + nth / rate, slo_class, given) for nth in range(count)]
     return sorted(rows, key=lambda row: row.at)
 
 
-def _row(at_s: float, slo_class: str) -> TraceRow:
+def _row(at_s: float, slo_class: str, given: int) -> TraceRow:
     return TraceRow(
         at=InstantNs(seconds(at_s)),
-        input_tokens=Tokens(GIVEN),
+        input_tokens=Tokens(given),
         output_tokens=Tokens(MADE),
         tenant=TenantId("a"),
         slo_class=ClassName(slo_class),

@@ -28,6 +28,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("policy set", "headrace.cli.policy:set_", "Change the policy of a running gateway."),
     ("policy show", "headrace.cli.policy:show", "Show the policy of a running gateway."),
     ("replay", "headrace.cli.replay:replay", "Offer a trace to a live server, open-loop."),
+    ("scale explain", "headrace.cli.scale:explain", "Tell why a pool has so many groups."),
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
     ("steps", "headrace.cli.steps:steps", "Tell what the steps of an engine came to."),
@@ -42,6 +43,7 @@ GROUPS = {
     "decisions": "Check decision logs.",
     "key": "Make API keys.",
     "policy": "Show and change the policy of a running gateway, and undo it.",
+    "scale": "Tell about pools that scale.",
 }
 """Help of the first word of commands of two."""
 

@@ -12,6 +12,7 @@ from headrace.config.ladders import ladders
 from headrace.config.levers import levers
 from headrace.config.problem import Problem, warning
 from headrace.config.problem import unknown as _unknown
+from headrace.config.scaling import scaling
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
 from headrace.model.deployment import (
@@ -480,4 +481,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _token_counts,
     _deferred,
     ladders,
+    scaling,
 )

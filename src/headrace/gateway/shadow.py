@@ -36,7 +36,7 @@ from headrace.model.evidence import DecisionRecord, EntryRecord, RouteRecord
 from headrace.model.ids import AttemptId, RequestId
 from headrace.model.meter import NO_STREAM
 from headrace.plane.core import Plane
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import PlaneConfig, advising, canonical
 from headrace.units import DurationNs, InstantNs
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Shadow:
         self.broken: Exception | None = None
         """What it failed with; it decides nothing any more."""
         self._first: ConfigChanged | None = ConfigChanged(
-            revision=revision, config=canonical(config)
+            revision=revision, config=canonical(advising(config))
         )
         self._decided, self._differing = decided, differing
         self._pairs: dict[RequestId, Pair] = {}

@@ -20,11 +20,17 @@ from headrace.plane.state import ModelState
 from headrace.units import InstantNs, later, seconds
 
 
+def replica_of(known: ModelState, group: Group) -> Replica | None:
+    """Return the replica that a group is, if it is up."""
+    replica = known.fleet.replicas.get(group.name)
+    return replica if replica is not None and replica.pool == group.pool else None
+
+
 def standing(known: ModelState, group: Group) -> Standing:
     """Return how a group stands."""
     match group.life:
         case Life.WANTED:
-            replica = known.fleet.replicas.get(group.name)
+            replica = replica_of(known, group)
             serves = replica is not None and not replica.draining
             return Standing.READY if serves else Standing.COMING
         case Life.STANDBY:
@@ -51,15 +57,17 @@ def told(m: Machine, event: GroupTold, now: InstantNs) -> None:
             return
         if group.life is not Life.STOPPING and group.stage != SERVES:
             books.failed += 1
-        _forget(m, event.pool, books, event.group)
+        _over(m, books, group, now)
         return
     if group is None:
         if facts is None or event.step is GroupStep.STOPPING:
             m.ignore("group")  # nobody here wants it, or it goes anyway
             return
-        group = _adopt(books, event.group, event.gpus, now)
+        group = _adopt(books, event.group, event.pool, event.gpus, now)
         if event.step is GroupStep.ASLEEP:
-            group.life = Life.STANDBY
+            group.life, group.stage = Life.STANDBY, ASLEEP
+        elif event.step is GroupStep.READY:
+            group.stage = SERVES
     group.told = True
     _hold(event, group, facts, now)
     _step(books, event, group, now)
@@ -95,9 +103,9 @@ def _step(books: PoolScale, event: GroupTold, group: Group, now: InstantNs) -> N
         books.risen += not group.woken
 
 
-def _adopt(books: PoolScale, name: ReplicaName, gpus: int, now: InstantNs) -> Group:
+def _adopt(books: PoolScale, name: ReplicaName, pool: PoolName, gpus: int, now: InstantNs) -> Group:
     """Take over a group that somebody else started: it is wanted as if it had been asked for."""
-    group = Group(name=name, life=Life.WANTED, since=now, gpus=gpus, stage_at=now)
+    group = Group(name=name, pool=pool, life=Life.WANTED, since=now, gpus=gpus, stage_at=now)
     books.groups[name] = group
     return group
 
@@ -105,15 +113,27 @@ def _adopt(books: PoolScale, name: ReplicaName, gpus: int, now: InstantNs) -> Gr
 def listed(m: Machine, event: GroupsListed, now: InstantNs) -> None:
     """Hold the books against all that there is: what is not there is over, what was to go still is."""
     there = {one.group for one in event.groups}
-    for pool, books in m.state.pools.items():
+    for pool, books in list(m.state.pools.items()):
         for name in [name for name, one in books.groups.items() if one.told and name not in there]:
-            _forget(m, pool, books, name)
+            _over(m, books, books.groups[name], now)
     for one in event.groups:
         told(m, one, now)
     for pool, books in m.state.pools.items():
         for group in books.groups.values():
-            if group.life is Life.STOPPING:  # whether anybody was told is not known
+            if group.life is Life.STOPPING and group.told:  # whether anybody was told is not known
                 m.out.append(StopGroup(group=group.name, pool=pool))
+
+
+def _over(m: Machine, books: PoolScale, group: Group, now: InstantNs) -> None:
+    """Forget a group; if its replica seems to be up, only once it is known to be down, and closed till then."""
+    facts = m.settings.scaled.get(group.pool)
+    up = facts is not None and replica_of(m.state.models[facts.model], group) is not None
+    if not up:
+        _forget(m, group.pool, books, group.name)
+        return
+    m.state.leaving.pop(group.name, None)
+    group.told, group.life, group.since, group.gpus = False, Life.STOPPING, now, 0
+    settle_place(m, group.pool, group, now)
 
 
 def _forget(m: Machine, pool: PoolName, books: PoolScale, name: ReplicaName) -> None:
@@ -123,10 +143,20 @@ def _forget(m: Machine, pool: PoolName, books: PoolScale, name: ReplicaName) -> 
         del m.state.pools[pool]
 
 
+def take_over(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> None:
+    """Count a replica that serves, or did until somebody closed it, as a group of its pool."""
+    gpus = m.settings.scaled[pool].gpus
+    group = _adopt(m.state.pools[pool], replica.name, pool, gpus, now)
+    group.told, group.stage = False, SERVES
+    if replica.draining:
+        group.life = Life.DRAINING
+
+
 def release(m: Machine, pool: PoolName, group: Group) -> None:
     """Keep what serves, as a replica like any other: its pool has a fixed number of them now."""
-    group.life, group.short_since = Life.WANTED, None
-    _open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
+    if group.drain_by is not None:
+        group.life = Life.WANTED
+        _open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
     _forget(m, pool, m.state.pools[pool], group.name)
 
 
@@ -140,7 +170,7 @@ def risen(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> None:
         return
     group = books.groups.get(replica.name)
     if group is None:
-        group = _adopt(books, replica.name, facts.gpus, now)
+        group = _adopt(books, replica.name, pool, facts.gpus, now)
         group.told = False
     group.stage, group.stage_at, group.woken = SERVES, now, False
     if group.life is Life.WANTED:
@@ -165,12 +195,18 @@ def fallen(m: Machine, pool: PoolName, name: ReplicaName, now: InstantNs) -> Non
     group.stage, group.stage_at = Stage.REGISTER, now
 
 
-def going(m: Machine, pool: PoolName, name: ReplicaName, now: InstantNs) -> None:
-    """Somebody else takes a group's replica away: its drain is not ours to call off."""
+def going(m: Machine, pool: PoolName, name: ReplicaName, now: InstantNs) -> bool:
+    """Somebody else takes a group's replica away: its drain is not ours to call off, or to end.
+
+    Returns whether that is news.
+    """
     books = m.state.pools.get(pool)
     group = None if books is None else books.groups.get(name)
-    if group is not None and group.life is Life.WANTED:
-        group.life, group.since = Life.DRAINING, now
+    if group is None or not (group.life is Life.WANTED or name in m.state.leaving):
+        return False
+    m.state.leaving.pop(name, None)
+    group.life, group.since, group.drain_by = Life.DRAINING, now, None
+    return True
 
 
 def why_lost(m: Machine, pool: PoolName, name: ReplicaName) -> Reason:
@@ -184,7 +220,7 @@ def why_lost(m: Machine, pool: PoolName, name: ReplicaName) -> Reason:
 def _open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
     """Have a group's replica take requests if it may; return whether it takes more than before."""
     known = m.state.models[model]
-    replica = known.fleet.replicas.get(group.name)
+    replica = replica_of(known, group)
     if replica is None:
         return False
     is_open = group.life is Life.WANTED and group.short_since is None
@@ -248,12 +284,12 @@ def leave(m: Machine, now: InstantNs) -> None:
     for name, pool in list(m.state.leaving.items()):
         group = m.state.pools[pool].groups[name]
         assert group.drain_by is not None, f"{name} drains without an end"
-        if now >= group.drain_by or not _runs(m, pool, name):
+        if now >= group.drain_by or not _runs(m, group):
             stop(m, pool, group, now)
 
 
-def _runs(m: Machine, pool: PoolName, name: ReplicaName) -> bool:
+def _runs(m: Machine, group: Group) -> bool:
     """Return whether anything runs on a group, by our own books."""
-    facts = m.settings.scaled.get(pool)
-    replica = None if facts is None else m.state.models[facts.model].fleet.replicas.get(name)
+    facts = m.settings.scaled.get(group.pool)
+    replica = None if facts is None else replica_of(m.state.models[facts.model], group)
     return replica is not None and m.state.ledger.loads[replica.incarnation].attempts > 0

@@ -14,9 +14,9 @@ from headrace.model.scaling import (
     Standing,
 )
 from headrace.model.scaling_spec import WEEK_MINUTES, Mode, ppm
-from headrace.model.stages import Ahead, remaining, success_ppm
+from headrace.model.stages import Ahead, Stage, remaining, success_ppm
 from headrace.plane.fleet import PoolFacts, Replica
-from headrace.plane.groups import standing
+from headrace.plane.groups import replica_of, standing
 from headrace.plane.machine import Machine
 from headrace.plane.scale_state import ASLEEP, Group, PoolScale, ScaledPool
 from headrace.plane.state import Live, Phase
@@ -175,6 +175,8 @@ def arrival(facts: ScaledPool, group: Group, now: InstantNs) -> Ahead:
     """Return how long until a group serves, if it is to."""
     if group.stage == ASLEEP:
         return facts.wake
+    if group.short_since is not None:  # whatever else it has come to, it waits for its ranks
+        return remaining(facts.stages, Stage.PROVISION, elapsed(group.short_since, now))
     stages = facts.start_of(group)
     names = [name for name, _ in stages]
     present = group.stage if group.stage in names else names[-1]
@@ -185,7 +187,7 @@ def _facts_of(
     m: Machine, facts: ScaledPool, books: PoolScale, group: Group, seen: _Seen, now: InstantNs
 ) -> GroupFacts:  # fmt: skip
     known = m.state.models[facts.model]
-    replica = known.fleet.replicas.get(group.name)
+    replica = replica_of(known, group)
     is_as = standing(known, group)
     rising = is_as in (Standing.COMING, Standing.STANDBY)
     ahead = arrival(facts, group, now) if rising else Ahead(_NOTHING, _NOTHING)
@@ -233,8 +235,8 @@ def _samples(
     """
     known, pool = m.state.models[facts.model], m.settings.pools[facts.name]
     found = []
-    for name in books.groups:
-        replica = known.fleet.replicas.get(name)
+    for name, group in books.groups.items():
+        replica = replica_of(known, group)
         if replica is None or replica.draining:
             continue
         load, snapshot = m.state.ledger.loads[replica.incarnation], replica.snapshot

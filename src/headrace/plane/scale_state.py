@@ -66,6 +66,7 @@ class Group(Struct):
     """
 
     name: ReplicaName
+    pool: PoolName
     life: Life
     """What is wanted of it."""
     since: InstantNs

@@ -108,6 +108,7 @@ def _ask(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs, *, standb
     name = ReplicaName(f"{pool}-{m.state.attempts >> EPOCH_BITS}-{books.made}")
     books.groups[name] = Group(
         name=name,
+        pool=pool,
         life=Life.STANDBY if standby else Life.WANTED,
         since=now,
         gpus=0,
@@ -139,6 +140,8 @@ def configure(m: Machine, now: InstantNs) -> None:
         if name not in scaled:
             books.next_at = None
             _let_go(m, name, books, now)
+            if not books.groups:
+                state.pools.pop(name, None)
 
 
 def _take_over(
@@ -147,13 +150,14 @@ def _take_over(
     """Count what serves already."""
     for replica in m.state.models[model].fleet.replicas.values():
         if replica.pool == pool and replica.name not in books.groups:
-            groups.risen(m, pool, replica, now)
+            groups.take_over(m, pool, replica, now)
 
 
 def _let_go(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs) -> None:
     kept = pool in m.settings.pools
     for group in list(books.groups.values()):
-        if kept and group.life in (Life.WANTED, Life.DRAINING) and group.stage == SERVES:
+        serves = group.stage == SERVES and group.short_since is None
+        if kept and serves and group.life in (Life.WANTED, Life.DRAINING):
             groups.release(m, pool, group)
         elif group.life is not Life.STOPPING:
             groups.stop(m, pool, group, now)

@@ -171,7 +171,11 @@ def replica_draining(m: Machine, event: ReplicaDraining, now: InstantNs) -> None
     """A replica takes nothing new. What it holds cached helps no newcomer, and is forgotten."""
     for model, known in m.state.models.items():
         present = known.fleet.replicas.get(event.replica)
-        if present is None or present.incarnation != event.incarnation or present.draining:
+        if present is None or present.incarnation != event.incarnation:
+            continue
+        if present.draining:
+            if groups.going(m, present.pool, event.replica, now):
+                return
             continue
         known.fleet.drain(present)
         m.prefixes[model].forget(present)

@@ -24,6 +24,7 @@ from headrace.model.deployment import (
     TenantSpec,
 )
 from headrace.model.ladder import Pressure
+from headrace.model.scaling_spec import Mode as ScaleMode
 from headrace.model.slo import Sla, Slo
 from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.degrade.level import Degrading
@@ -114,6 +115,17 @@ def class_level(config: PlaneConfig, seen: Pressure) -> int:
     if config.admission.mode_of(Gate.DEADLINE) is Mode.AUDIT:
         return 0
     return config.degrading.level(seen)
+
+
+def advising(config: PlaneConfig) -> PlaneConfig:
+    """Return the configuration with pools that say how they would scale, and do not."""
+    pools = (
+        one
+        if one.scaling is None
+        else replace(one, scaling=replace(one.scaling, mode=ScaleMode.ADVISE))
+        for one in config.pools
+    )
+    return replace(config, pools=tuple(pools))
 
 
 def passing(config: PlaneConfig) -> PlaneConfig:

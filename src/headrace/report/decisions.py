@@ -311,7 +311,7 @@ def _check(line: RequestLine | ScaleLine, content: bytes, config: PlaneConfig) -
         settings = scaling_of(config, line.evidence.pool)
         if settings is None:
             return "evidence.pool", line.evidence.pool, None
-        record = _scale_record(line, decide(settings, line.evidence))
+        record = scale_record(line, decide(settings, line.evidence))
     else:
         if (broken := _inconsistent(line)) is not None:
             return broken
@@ -331,13 +331,14 @@ def scaling_of(config: PlaneConfig, pool: PoolName) -> Scaling | None:
     return next((one.scaling for one in config.pools if one.name == pool), None)
 
 
-def _scale_record(line: ScaleLine, decision: ScaleDecision) -> ScaleRecord:
+def scale_record(line: ScaleLine, decision: ScaleDecision | None = None) -> ScaleRecord:
+    """Return the record that a line was made of, or one with another decision."""
     return ScaleRecord(
         decision_id=line.decision_id,
         at=line.at_ns,
         policy_revision=line.policy_revision,
         evidence=line.evidence,
-        decision=decision,
+        decision=line.decision if decision is None else decision,
     )
 
 

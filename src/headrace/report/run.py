@@ -42,6 +42,22 @@ class ReplicaTotals(Struct, frozen=True, kw_only=True, gc=False):
     """How requests gave way in it."""
 
 
+class PoolTotals(Struct, frozen=True, kw_only=True, gc=False):
+    """What one pool held over the run."""
+
+    pool: PoolName
+    gpu_ns: int
+    """GPU time from when groups were placed until they were given back, ready or not."""
+    serving_ns: int
+    """Of it, that of replicas that were up."""
+    asked: int = 0
+    """Groups that were asked for."""
+    rose: int = 0
+    """Starts that ended ready."""
+    micro_usd: int | None = None
+    """None: no price is declared."""
+
+
 class Victim(Struct, frozen=True, kw_only=True, gc=False):
     """A request that gave way on its replica."""
 
@@ -77,6 +93,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     rows: list[Concluded]
     """One for each offered request, in order of ending."""
     replicas: list[ReplicaTotals] = []
+    pools: list[PoolTotals] = []
     victims: list[Victim] = []
     samples: list[ServiceSample] = []
     slos: tuple[Slo, ...] = ()

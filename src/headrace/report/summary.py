@@ -12,6 +12,7 @@ from msgspec import Struct
 from headrace.model.effect import Concluded
 from headrace.model.engine import Yielded
 from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
+from headrace.report.cost import Cost, cost
 from headrace.report.fairness import Fairness, fairness
 from headrace.report.groups import Cell, EntryResult, Group, Times, entry_result, merged, times_of
 from headrace.report.littles_law import Means, means
@@ -88,6 +89,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     engines: Engines
     fairness: Fairness
     little: tuple[Means, ...]
+    cost: Cost | None = None
+    """None: nobody counted what was held."""
 
 
 def summarise(run: RunRecord) -> Summary:
@@ -126,6 +129,7 @@ def summarise(run: RunRecord) -> Summary:
         engines=_engines(run),
         fairness=fairness(run.offered, run.rows, run.samples, run.weights),
         little=means(run.rows),
+        cost=cost(run),
     )
 
 

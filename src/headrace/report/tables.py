@@ -12,6 +12,7 @@ from msgspec import Struct
 from headrace.model.slo import Outcome
 from headrace.report import words
 from headrace.report.compare import DECIDING, Change, Comparison, ManyComparison, Verdict
+from headrace.report.cost import cost_rows
 from headrace.report.groups import EntryResult, Group
 from headrace.report.objectives import ObjectiveResult, sentence
 from headrace.report.stats import GapQuantiles, Quantiles
@@ -339,6 +340,7 @@ def engines(summary: Summary) -> Table:
         ("cached of input tokens", f"{words.big(total.cached_tokens)}"),
         ("preemptions", words.count(told.preemptions)),
         *_yielded(told),
+        *cost_rows(summary.cost),
     )
     return Table(
         title="Engines",

@@ -7,17 +7,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from headrace.model.deployment import PoolSpec
 from headrace.model.effect import Concluded, Effect
 from headrace.model.engine import Yielded
 from headrace.model.evidence import DecisionRecord
-from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
+from headrace.model.ids import ClassName, ModelName, PoolName, RequestId, TenantId
 from headrace.model.profile import Profile
+from headrace.model.scaling_spec import Scaling
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.costs import TokenCost, revision
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.rules import NO_RULES, Rules
-from headrace.report.run import Offered, ReplicaTotals, RunRecord, ServiceSample
+from headrace.report.run import Offered, PoolTotals, ReplicaTotals, RunRecord, ServiceSample
 from headrace.sim.engines import Node
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
@@ -147,6 +149,7 @@ def record(world: World, samples: list[ServiceSample], label: str) -> RunRecord:
         offered=offered_rows(world.scenario, rows, world.concluded),
         rows=list(world.concluded.values()),
         replicas=[_totals(node) for node in world.nodes],
+        pools=[_held(world, spec) for spec in deployment.pools],
         victims=list(world.engines.victims.values()),
         samples=samples,
         cut_off=len(world.cut_off),
@@ -206,6 +209,23 @@ class Places:
             able = [pool for pool in mine if not pool.classes or slo_class in pool.classes]
             found = self._found[model, slo_class] = (able or mine or self._pools)[0].profile
         return found
+
+
+def _held(world: World, spec: PoolSpec) -> PoolTotals:
+    """Return what a pool held; one of a fixed number is held for as long as its replicas are up."""
+    name, settings = PoolName(spec.name), spec.scaling
+    shape = (settings or Scaling()).group_shape(spec.profile.hardware)
+    serving = sum(node.up_ns for node in world.nodes if node.pool == name) * shape.gpus
+    provider = world.provider
+    held = serving if settings is None else provider.gpu_ns.get(name, 0)
+    return PoolTotals(
+        pool=name,
+        gpu_ns=held,
+        serving_ns=serving,
+        asked=provider.asked.get(name, 0),
+        rose=provider.rose.get(name, 0),
+        micro_usd=None if settings is None else settings.cost(held),
+    )
 
 
 def _totals(node: Node) -> ReplicaTotals:
