@@ -30,6 +30,56 @@ NO_PLACES = [
 
 # (BASE's text, what replaces it, lines of all errors)
 WRONG = {
+    "bursts that are over before a group is ready, and nothing bridges them": (
+        "profile: h100-8b-tp1",
+        "profile: h100-8b-tp1\n      scaling: {burst_horizon_s: 10}",
+        [
+            (
+                "d:8: bursts of 10 s are over before a group is ready (67 s, p90): keep `standby` groups, "
+                "set a `floor`, or name in `covers` what bridges them "
+                "at `$.deployment.pools[0].scaling.burst_horizon_s`"
+            )
+        ],
+    ),
+    "covers of bursts that are none": (
+        "profile: h100-8b-tp1",
+        (
+            "profile: h100-8b-tp1\n      scaling:\n        min: 0\n        burst_horizon_s: 10\n"
+            "        covers: [warm, fallback, defer]\n  admission: {mode: audit}\n"
+            "  classes: [{name: c}]"
+        ),
+        [
+            "d:11: `min` is 0: nothing is warm at `$.deployment.pools[0].scaling.covers[0]`",
+            (
+                "d:11: no class falls back to another model (`classes[].degrade.model`) "
+                "at `$.deployment.pools[0].scaling.covers[1]`"
+            ),
+            (
+                "d:11: no class may be put aside (`classes[].defer`) "
+                "at `$.deployment.pools[0].scaling.covers[2]`"
+            ),
+        ],
+    ),
+    "a deadline gate that covers nothing": (
+        "profile: h100-8b-tp1",
+        ("profile: h100-8b-tp1\n      scaling: {covers: [admission]}\n  admission: {mode: audit}"),
+        [
+            (
+                "d:8: the deadline gate only records: nothing is refused in time "
+                "at `$.deployment.pools[0].scaling.covers[0]`"
+            )
+        ],
+    ),
+    "GPUs for fewer groups than are to be there": (
+        "profile: h100-8b-tp1",
+        "profile: h100-8b-tp1\n      scaling: {min: 2, max_gpus: 7, shape: {tp: 4}}",
+        [
+            (
+                "d:8: 7 GPUs are enough for 1 of the 2 groups of 4 that are to be there "
+                "at `$.deployment.pools[0].scaling.max_gpus`"
+            )
+        ],
+    ),
     "tokenizers of nobody, of one model twice, and of engines that have none": (
         "- name: t",
         (

@@ -356,6 +356,8 @@ def test_a_drain_goes_on_through_a_restart_and_ends_at_once_for_nothing_runs() -
     made.arrive(slo_class="patient")
     assert made.places() == [{"r0": "r1", "r1": "r0"}[going.group]]
     told(made, going.group, GroupStep.STOPPED, gpus=0)
+    assert standing(made, going.group) is Standing.STOPPING, "its replica seems to be up"
+    made.down(going.group, made.known.fleet.replicas[going.group].incarnation)
     assert going.group not in books(made).groups
 
 

@@ -27,7 +27,10 @@ def _room(at: str, pool: PoolSpec, spec: Scaling) -> Iterator[Problem]:
     ceiling = spec.ceiling(gpus)
     least = max([spec.min, *(one.groups for one in spec.floor)])
     if ceiling < max(1, least):
-        message = f"{spec.max_gpus} GPUs are {ceiling} groups of {gpus}, and {max(1, least)} are to be there"
+        message = (
+            f"{spec.max_gpus} GPUs are enough for {ceiling} of the {max(1, least)} groups of {gpus} "
+            "that are to be there"
+        )
         yield Problem(path=f"{at}.max_gpus", message=message)
     elif not spec.min <= pool.replicas <= ceiling:
         yield warning(

@@ -113,7 +113,7 @@ def _adopt(books: PoolScale, name: ReplicaName, pool: PoolName, gpus: int, now: 
 def listed(m: Machine, event: GroupsListed, now: InstantNs) -> None:
     """Hold the books against all that there is: what is not there is over, what was to go still is."""
     there = {one.group for one in event.groups}
-    for pool, books in list(m.state.pools.items()):
+    for books in list(m.state.pools.values()):
         for name in [name for name, one in books.groups.items() if one.told and name not in there]:
             _over(m, books, books.groups[name], now)
     for one in event.groups:

@@ -48,8 +48,9 @@ from headrace.policy.ordering.orders import (
     TenantFirst,
     VtcOrder,
 )
+from headrace.sim import drawn_faults
 from headrace.sim.checks import Checker
-from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow
+from headrace.sim.drawn_scaling import scaled
 from headrace.sim.scenario import Scenario
 from headrace.sim.world import World
 from headrace.trace.generate import generate
@@ -83,6 +84,8 @@ ORDERS: tuple[Ordering, ...] = (
     ShortestFirst(),
 )
 COSTS: tuple[Cost, ...] = (TokenCost(), RequestCost(), WorkCost(), KvCost(), MixCost())
+SCALED = 0.4
+"""Part of the worlds in which some pools scale."""
 REQUESTS_MAX = 2_000
 """Most requests one seed offers."""
 
@@ -127,11 +130,16 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     ladder = stream(seed, "ladder")
     if ladder.random() < 0.5:
         deployment, mix = _consenting(ladder, deployment), _marked(ladder, mix)
+    grows = stream(seed, "scaled")
+    if grows.random() < SCALED:
+        deployment = scaled(grows, deployment)
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
-    faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
+    faults = drawn_faults.faults(rng, replicas, span) if rng.random() < 0.6 else ()
     if faults:
-        faults += _drains(stream(seed, "drains"), replicas, span)
+        faults += drawn_faults.drains(stream(seed, "drains"), replicas, span)
+    if any(pool.scaling is not None for pool in deployment.pools):
+        faults += drawn_faults.starts(grows)
     scenario = Scenario(
         name=f"swarm-{seed}",
         deployment=deployment,
@@ -142,7 +150,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         faults=faults,
         seed=seed,
     )
-    kinds = tuple(sorted({one for fault in faults for one in _parts(fault)}))
+    kinds = tuple(sorted({one for fault in faults for one in drawn_faults.parts(fault)}))
     drawn = Swarm(seed=seed, scenario=scenario, rows=len(rows), faults=kinds)
     if "restart" not in kinds:  # a driver that comes back would read its configuration anew
         drawn = replace(drawn, changes=_changes(stream(seed, "changes"), deployment, span))
@@ -412,57 +420,6 @@ def _mix(
     return Mix(sources=tuple(sources), rows=requests)
 
 
-def _faults(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
-    """Draw at least one fault; each kind is as likely as the others."""
-    made: list[Fault] = []
-    wanted = rng.sample(("crash", "slow", "reports", "leavers", "restart"), rng.randint(1, 4))
-    for kind in sorted(wanted):
-        match kind:
-            case "crash":
-                back = rng.choice((None, 0.05, 2.0))
-                made += (
-                    Crash(
-                        replica=rng.randrange(replicas),
-                        at_s=rng.uniform(0, span),
-                        noticed_after_s=rng.choice((0.0, 0.2, 1.0)),
-                        streams_break=rng.random() < 0.5,
-                        back_after_s=back,
-                    )
-                    for _ in range(rng.randint(1, 2))
-                )
-            case "slow":
-                made.append(Slow(replica=rng.randrange(replicas), factor=rng.uniform(1.5, 5.0)))
-            case "reports":
-                made.append(
-                    Reports(
-                        lost=rng.choice((0.0, 0.5, 1.0)),
-                        twice=rng.choice((0.0, 0.5)),
-                        delay_s=rng.choice((0.0, 0.5, 5.0)),
-                    )
-                )
-            case "leavers":
-                share = rng.choice((0.05, 0.3, 1.0))
-                made.append(Leavers(share=share, within_s=rng.choice((0.01, 0.5, 5.0))))
-            case _:
-                made.append(
-                    Restart(at_s=rng.uniform(0, span), checkpoint_age_s=rng.choice((0.0, 0.5, 3.0)))
-                )
-    return tuple(made)
-
-
-def _drains(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
-    """Draw no replica that is to go, or one or two."""
-    return tuple(
-        Drain(
-            replica=rng.randrange(replicas),
-            at_s=rng.uniform(0, span),
-            time_s=rng.choice((0.0, 0.5, 5.0, 60.0)),
-            back_after_s=rng.choice((None, 0.05, 2.0)),
-        )
-        for _ in range(rng.choice((0, 0, 1, 2)))
-    )
-
-
 def _changes(
     rng: Random, before: PlaneConfig, span: float
 ) -> tuple[tuple[InstantNs, PlaneConfig], ...]:
@@ -477,10 +434,3 @@ def _changes(
         window=Window(prefill_ms=rng.choice((20.0, 1_000.0))),
     )
     return ((InstantNs(seconds(rng.uniform(0, span))), after),)
-
-
-def _parts(fault: Fault) -> tuple[str, ...]:
-    if isinstance(fault, Reports):
-        named = (("lost", fault.lost), ("twice", fault.twice), ("late", fault.delay_s))
-        return tuple(f"report {name}" for name, value in named if value) or ("reports",)
-    return (type(fault).__name__.lower(),)
