@@ -205,7 +205,7 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     lengths: LengthFacts | None = None
     """None: nobody asks, or none of this tenant was refused lately."""
     arrival: ArrivalFacts | UnsetType = UNSET
-    """Capacity on its way. Absent: no pool of the class scales, or nothing is expected."""
+    """Capacity on its way. Absent: some replica is ready, no pool of the class scales, or nothing is expected."""
 
 
 class RouteEvidence(Struct, frozen=True, kw_only=True):

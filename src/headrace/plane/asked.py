@@ -132,7 +132,7 @@ class Asked:
             replicas=views,
             rest_bound_ns=rest,
             lengths=self._lengths(front, now) if self._by_length else None,
-            arrival=expected(m, self.model, self.slo_class, now) or UNSET,
+            arrival=UNSET if ready else expected(m, self.model, self.slo_class, now) or UNSET,
         )
 
     def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:

@@ -189,4 +189,5 @@ class Plane:
 
     def _restarted(self, event: Restarted, now: InstantNs) -> None:
         streams.restarted(self._machine, event, now)
+        degrade.again(self._machine, now)  # time has passed since the checkpoint
         scaler.restarted(self._machine, now)

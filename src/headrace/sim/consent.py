@@ -9,7 +9,7 @@ from math import ceil
 
 from msgspec import Struct
 
-from headrace.model.decision import Degrade
+from headrace.model.decision import Degrade, Reason
 from headrace.model.effect import Concluded, Decided, Dispatch, Effect
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import RequestId
@@ -83,6 +83,8 @@ class Consent:
 
     def _ended(self, world: World, ended: Concluded) -> None:
         given, row = self._given.pop(ended.request, None), world.rows[ended.request - 1]
+        if ended.reason is Reason.RESTARTED:  # it may have ended before, in the life that is over
+            return
         level = 0 if given is None else given.level
         hold(world, "INV-13", ended.level == level, f"{ended.request} ended at {ended.level}")
         if ended.usage is None:

@@ -138,7 +138,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     faults = drawn_faults.faults(rng, replicas, span) if rng.random() < 0.6 else ()
     if faults:
         faults += drawn_faults.drains(stream(seed, "drains"), replicas, span)
-    if any(pool.scaling is not None for pool in deployment.pools):
+    if faults and any(pool.scaling is not None for pool in deployment.pools):
         faults += drawn_faults.starts(grows)
     scenario = Scenario(
         name=f"swarm-{seed}",
