@@ -34,6 +34,7 @@ from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.envelopes import reading
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
 from headrace.units import MICRO, DurationNs, InstantNs, Tokens, WorkNs, ms
@@ -235,7 +236,8 @@ class Machine:
             before, known.rates = known.rates, {}
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
-                known.rates[pool] = before.get(pool) or Rate.starting(facts.spec.work_rate)
+                declared = reading(resolved.config, facts.spec).work_rate
+                known.rates[pool] = before.get(pool) or Rate.starting(declared)
 
     def ignore(self, kind: str) -> None:
         """Count an event that has no effect."""
