@@ -25,9 +25,11 @@ step on fixed cost that the work unit does not count."""
 
 
 class Promise(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bounds that a class's requests were judged by, in ms; None: not bounded."""
+    """The bounds that a class's requests were served and judged by, in ms; None: not bounded."""
 
     ttft_ms: _Millis | None = None
+    gap_ms: _Millis | None = None
+    """Of one gap: our plane fills no replica beyond it."""
     tpot_ms: _Millis | None = None
     stall_ms: _Millis | None = None
     completion_ms: _Millis | None = None
@@ -163,6 +165,17 @@ def read(envelopes: Sequence[Envelope], now: Fingerprint) -> Reading:
         envelope=lowest,
         differs=(*differing(lowest.fingerprint, now), *named),
     )
+
+
+def told(found: Reading) -> str:
+    """Return in words where a rate that was read off an envelope comes from."""
+    assert found.envelope is not None, f"{found.origin=} has no envelope"
+    one = found.envelope
+    words = f"envelope of mix {one.fingerprint.mix or '?'}, {len(one.seeds)} seeds, {one.fingerprint.engine}"
+    if found.origin is Origin.MEASURED:
+        return f"{words}, fits"
+    changed = ", ".join(found.differs) or "none of this mix"
+    return f"{words}, lowest of its kind less {100 * found.margin:g} %: other {changed}"
 
 
 def mixes(envelopes: Iterable[Envelope]) -> tuple[str, ...]:

@@ -55,10 +55,11 @@ def policy_revision(config: PlaneConfig) -> str:
 
 
 def promise(spec: ClassSpec) -> Promise:
-    """Return the bounds that each request of a class is judged by."""
+    """Return the bounds that each request of a class is served and judged by."""
     bounds = spec.bounds(None, None)
     return Promise(
         ttft_ms=None if bounds.ttft_ns is None else to_ms(bounds.ttft_ns),
+        gap_ms=to_ms(bounds.gap_ns),
         tpot_ms=to_ms(bounds.tpot_ns),
         stall_ms=None if bounds.stall_ns is None else to_ms(bounds.stall_ns),
         completion_ms=None if bounds.e2e_ns is None else to_ms(bounds.e2e_ns),

@@ -118,7 +118,7 @@ def promised(promise: Promise) -> str:
     """Return what was promised, in words."""
     parts = (
         ("ttft_ms", "{} ms to the first token"),
-        ("tpot_ms", "{} ms for each after it"),
+        ("tpot_ms", "{} ms on average for each after it"),
         ("stall_ms", "no gap above {} ms"),
         ("completion_ms", "{} ms to the end"),
     )

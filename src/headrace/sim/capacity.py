@@ -41,6 +41,9 @@ _SAMPLE = 1_000
 """Requests by which lengths are judged beforehand."""
 _WARM_S, _WARM_MAX_S = 20.0, 600.0
 _SPAN_S = 100.0
+_COUNTED = 200
+"""Requests of which a share is told, where they come within `_SPAN_MAX_S`."""
+_SPAN_MAX_S = 3_600.0
 _LEAST = 1e-3
 """An interval's lower end is at least this part of the mean: fewer seeds than noise would need."""
 
@@ -179,23 +182,28 @@ class Bench:
             promises={name: one for name, one in mark.promises.items() if name in offered},
         )
 
+    def counted_s(self, rate: float) -> float:
+        """Return how long a rate is offered while it counts: longer where few would come."""
+        return max(self.span_s, min(_SPAN_MAX_S, _COUNTED * self.question.part / rate))
+
     def trial(self, rate: float, seed: int) -> Trial:
         """Return what comes of a rate under a seed."""
         found = self.trials.get((rate, seed))
         if found is None:
-            rows = self.traffic.rows(rate, self.warm_s + self.span_s, seed)
+            span_s = self.counted_s(rate)
+            rows = self.traffic.rows(rate, self.warm_s + span_s, seed)
             run = simulate(self.scenario, seed, rows, rules=self.rules)
-            found = self.trials[rate, seed] = self._came(run)
+            found = self.trials[rate, seed] = self._came(run, span_s)
         return found
 
-    def _came(self, run: RunRecord) -> Trial:
+    def _came(self, run: RunRecord, span_s: float) -> Trial:
         """Sum up the requests that arrived after the warm-up."""
         good = {row.request for row in run.rows if row.met}
         counted = [one for one in run.offered if one.at >= seconds(self.warm_s)]
         met: dict[ClassName, list[bool]] = {}
         for one in counted:
             met.setdefault(one.slo_class, []).append(one.request in good)
-        span_ns = self.span_s * NS_PER_S
+        span_ns = span_s * NS_PER_S
         return Trial(
             work_rate=sum(one.work_ns for one in counted) / span_ns,
             met_work_rate=sum(one.work_ns for one in counted if one.request in good) / span_ns,

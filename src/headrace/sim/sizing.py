@@ -24,6 +24,7 @@ from headrace.trace.mix import Fixed, Mix, Poisson, TenantSource
 CALLER, CLASS = TenantId("caller"), ClassName("asked")
 """Who asks, and by what they are judged, in traffic that is to be sized for."""
 _FEWER = 3
+_GAP_MS = 1_000.0
 _S_PER_HOUR = 3_600
 
 
@@ -79,11 +80,12 @@ def size(
 
 
 def _scenario(ask: Ask, profile: Profile) -> Scenario:
+    gap_ms = max(_GAP_MS, ask.tpot_ms)  # the mean is asked for, so nothing is held back for one gap
     deployment = PlaneConfig(
         models=(ModelSpec(name=profile.model),),
         pools=(PoolSpec(name=profile.name, model=profile.model, profile=profile),),
         tenants=(TenantSpec(name=CALLER),),
-        classes=(ClassSpec(name=CLASS, ttft_ms=ask.ttft_ms, itl_ms=ask.tpot_ms),),
+        classes=(ClassSpec(name=CLASS, ttft_ms=ask.ttft_ms, itl_ms=gap_ms, tpot_ms=ask.tpot_ms),),
     )
     nothing = TenantSource(tenant=CALLER, arrivals=Poisson(1.0), lengths=Fixed(1, 1))
     return Scenario(name="sizing", deployment=deployment, mix=Mix(sources=(nothing,), rows=1))
