@@ -45,6 +45,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     """How long was offered before what came of it counted."""
     span_s: float
     """And how long while it did."""
+    patience_s: float
+    """Who waited longer for a first token counts as missed, whatever its class bears."""
     precision: float
     envelope: Envelope
     points: tuple[Point, ...]
@@ -94,7 +96,8 @@ def _numbers(one: Measured, usd_hour: float | None) -> Table:
         ("MEASURED ON", f"{plan}, profile {mark.profile}"),
         ("", f"{mark.engine}, {mark.scheduler}, steps of {mark.step_tokens} tokens"),
         ("", f"model {mark.model}, revision {mark.revision}; policy {mark.policy}"),
-        ("", f"mix {mark.mix} ({mark.mix_digest}), {one.span_s:g} s after {one.warm_s:g} s"),
+        ("", f"mix {mark.mix} ({mark.mix_digest})"),
+        ("", f"{one.span_s:g} s after {one.warm_s:g} s, no first token after {one.patience_s:g} s"),
         ("MONEY", _money(found, usd_hour)),
     ]
     title = f"{mark.mix} on pool {one.pool}"

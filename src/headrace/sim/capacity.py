@@ -44,6 +44,11 @@ _SPAN_S = 100.0
 _COUNTED = 200
 """Requests of which a share is told, where they come within `_SPAN_MAX_S`."""
 _SPAN_MAX_S = 3_600.0
+_PATIENT = 20
+"""Who waits for a part of the span above one in so many is taken to wait without end, whatever its class
+bears: a queue that grows through the whole span is no capacity."""
+_FIRST_MAX_S = 30.0
+"""Classes that bear more for their first token do not make the span longer."""
 _LEAST = 1e-3
 """An interval's lower end is at least this part of the mean: fewer seeds than noise would need."""
 
@@ -125,6 +130,7 @@ def measure(  # noqa: PLR0913 - what is measured, and how
         gpus=hardware_of(pool.profile.hardware).gpus,
         warm_s=bench.warm_s,
         span_s=bench.span_s,
+        patience_s=bench.patience_s,
         precision=question.precision,
         envelope=envelope,
         points=tuple(bench.points[rate] for rate in sorted(bench.points)),
@@ -148,6 +154,7 @@ class Bench:
         if not self.sample:
             raise CapacityError("nothing is offered to it")
         self.warm_s, self.span_s = self._spans()
+        self.patience_s = max(_SPAN_S, self.span_s) / _PATIENT
         self.trials: dict[tuple[float, int], Trial] = {}
         self.points: dict[float, Point] = {}
 
@@ -155,9 +162,16 @@ class Bench:
         step_s = self.pool.profile.reference_step_ns / NS_PER_S
         answer_s = fmean(row.output_tokens for row in self.sample) * step_s
         asked = self.question
+        firsts = [one for one in self._firsts() if one <= _FIRST_MAX_S]
         warm_s = round(min(_WARM_MAX_S, max(_WARM_S, 2 * answer_s)) * asked.part)
-        span_s = round(max(_SPAN_S, 1.5 * warm_s) * asked.part)
+        span_s = round(max(_SPAN_S, 1.5 * warm_s, *(_PATIENT * one for one in firsts)) * asked.part)
         return asked.warm_s or warm_s, asked.span_s or span_s
+
+    def _firsts(self) -> list[float]:
+        """Return the bounds on first tokens of the classes that are offered, in s."""
+        offered = {row.slo_class for row in self.sample}
+        specs = [one for one in self.scenario.deployment.classes if one.name in offered]
+        return [one.ttft_ms / 1_000 for one in specs if one.ttft_ms is not None]
 
     @property
     def guess(self) -> float:
@@ -183,7 +197,9 @@ class Bench:
         )
 
     def counted_s(self, rate: float) -> float:
-        """Return how long a rate is offered while it counts: longer where few would come."""
+        """Return how long a rate is offered while it counts: longer where few would come, unless told."""
+        if self.question.span_s is not None:
+            return self.span_s
         return max(self.span_s, min(_SPAN_MAX_S, _COUNTED * self.question.part / rate))
 
     def trial(self, rate: float, seed: int) -> Trial:
@@ -197,8 +213,16 @@ class Bench:
         return found
 
     def _came(self, run: RunRecord, span_s: float) -> Trial:
-        """Sum up the requests that arrived after the warm-up."""
-        good = {row.request for row in run.rows if row.met}
+        """Sum up the requests that arrived after the warm-up.
+
+        Who waited too long for that time to tell whether the wait would ever end has not met.
+        """
+        patience_ns = seconds(self.patience_s)
+        good = {
+            row.request
+            for row in run.rows
+            if row.met and row.indicators is not None and row.indicators.ttft_ns <= patience_ns
+        }
         counted = [one for one in run.offered if one.at >= seconds(self.warm_s)]
         met: dict[ClassName, list[bool]] = {}
         for one in counted:
