@@ -83,7 +83,7 @@ def _numbers(one: Measured, usd_hour: float | None) -> Table:
     )
     times = f", of {one.replicas} together" if one.replicas > 1 else ""
     held = ", ".join(f"{words.percent(a)} of `{name}`" for name, a in found.attainment.items())
-    promises = "; ".join(f"`{name}` {promised(p)}" for name, p in mark.promises.items())
+    promises = [f"`{name}` {promised(each)}" for name, each in mark.promises.items()]
     rows = [
         ("CAPACITY", f"{words.three(found.work_rate)} work-seconds per second and replica{times}"),
         (
@@ -92,7 +92,7 @@ def _numbers(one: Measured, usd_hour: float | None) -> Table:
         ),
         ("REQUESTS", f"{words.three(found.request_rate)} per second of this mix"),
         ("HELD", f"{held}, of all that was offered, first come first served without gates"),
-        ("PROMISED", promises),
+        *(("" if nth else "PROMISED", line) for nth, line in enumerate(promises)),
         ("MEASURED ON", f"{plan}, profile {mark.profile}"),
         ("", f"{mark.engine}, {mark.scheduler}, steps of {mark.step_tokens} tokens"),
         ("", f"model {mark.model}, revision {mark.revision}; policy {mark.policy}"),

@@ -53,11 +53,7 @@ def named(name: str, lengths: Lengths, scenario: Scenario, pool: PoolSpec) -> Tr
     if scenario.mix is not None:
         sources = [one for one in map(whose.source, scenario.mix.sources) if one]
     if not sources:
-        first = TenantId(scenario.deployment.tenants[0].name)
-        source = whose.source(TenantSource(tenant=first, arrivals=Poisson(1.0), lengths=lengths))
-        sources = [] if source is None else [source]
-    if not sources:
-        return Traffic(name=name, digest="", rows=lambda *_: [])
+        sources = [whose.anybody(lengths)]
     end_s = None if scenario.mix is None else scenario.mix.duration_s
     changed = tuple(replace(one, lengths=lengths, prefix=None) for one in sources)
     return of_mix(name, Mix(sources=changed, duration_s=end_s, rows=1))
@@ -97,7 +93,8 @@ class _Owner:
         names = {name: one.name for one in deployment.models for name in one.names}
         self._mine = {name for name, model in names.items() if model == pool.model}
         self._unnamed = first == pool.model
-        self._classes = set(pool.classes) or {one.name for one in deployment.classes}
+        served = pool.classes or tuple(one.name for one in deployment.classes)
+        self._classes = tuple(map(ClassName, served))
         free = [one.name for one in deployment.classes if one.lane is None]
         self._first = {
             TenantId(one.name): ClassName(one.classes[0] if one.classes else free[0])
@@ -116,6 +113,14 @@ class _Owner:
     def source(self, source: TenantSource) -> TenantSource | None:
         slo_class = self._class(source.model, source.tenant, source.slo_class)
         return None if slo_class is None else replace(source, slo_class=slo_class, model=None)
+
+    def anybody(self, lengths: Lengths) -> TenantSource:
+        """Return requests of the first tenant, of its own class or of the first that the pool serves."""
+        own_class = self._first.get(self._tenant)
+        slo_class = own_class if own_class in self._classes else self._classes[0]
+        return TenantSource(
+            tenant=self._tenant, slo_class=slo_class, arrivals=Poisson(1.0), lengths=lengths
+        )
 
     def _class(
         self, model: ModelName | None, tenant: TenantId, given: ClassName | None
