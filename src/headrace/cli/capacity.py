@@ -25,7 +25,9 @@ from headrace.trace.builtin import MIXES
 
 _NAMES = ", ".join(MIXES)
 _QUICK = 1 / 3
+_HALF = 1 / 2
 _ROUGH = 0.03
+"""Of a fleet, where one replica more or less is what is asked."""
 _Above = validators.Number(gt=0)
 
 File = Annotated[Path | None, Parameter(help="Scenario, YAML or JSON.")]
@@ -153,7 +155,7 @@ def capacity(  # noqa: PLR0913 - a command's options
         span_s=span_s,
         replicas=replicas,
         precision=_ROUGH if quick or file is None else PRECISION,
-        part=_QUICK if quick else 1.0,
+        part=_QUICK if quick else _HALF if file is None else 1.0,
     )
     wanted = Wanted(rate, ttft_ms, tpot_ms, input, output, mix, trace, kind, tuple(hardware), model)
     known = prices_of(price, prices)
@@ -168,9 +170,13 @@ def capacity(  # noqa: PLR0913 - a command's options
     except CapacityError as error:
         show(f"headrace: {error}", file=sys.stderr)
         return FAILED
-    _write(json, report(file.stem, found))
+    return _told(file.stem, found, known, json)
+
+
+def _told(name: str, found: list[Measured], prices: GpuPrices, json: str | None) -> int:
+    _write(json, report(name, found))
     for one in found if json != "-" else ():
-        show(render_measured(one, _usd_hour(one, known)))
+        show(render_measured(one, _usd_hour(one, prices)))
     return OK
 
 
