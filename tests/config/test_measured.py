@@ -78,7 +78,10 @@ def test_explain_tells_where_a_work_rate_comes_from(tmp_path: Path) -> None:
     assert work_rate_row(settled(tmp_path)) == (DECLARED_RATE, "default")
     assert work_rate_row(settled(tmp_path, "work_rate: 0.4")) == (0.4, "d:8")
     value, source = work_rate_row(settled(tmp_path, "envelopes: c.json"))
-    assert (value, source) == (0.6, "default: envelope of mix conv, 3 seeds, emulated 0, fits")
+    assert (value, source) == (
+        0.6,
+        "default: envelope of mix conv, 3 seeds, emulated 0, fits; measured 1970-01-01",
+    )
 
 
 def test_what_is_declared_wins_and_the_check_says_so(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ Json = Annotated[
 At = Annotated[
     int | None,
     Parameter(
-        validator=validators.Number(gte=0),
+        validator=validators.Number(gte=0, lte=4_102_444_800),
         help="When this is, for the record, in seconds since 1970 [default: now].",
     ),
 ]

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.config.measured import day
 from headrace.config.resolve import Resolved
 from headrace.config.tree import Node
 from headrace.model.envelope import Origin, Reading, told
@@ -45,7 +46,9 @@ def _read_off(row: Row, found: Reading) -> Row:
     """Return the row of a work rate with what it comes to, and by which envelope."""
     if found.origin in (Origin.DECLARED, Origin.DEFAULT):
         return replace(row, value=found.work_rate)
-    return replace(row, value=found.work_rate, source=f"{row.source}: {told(found)}")
+    assert found.envelope is not None, f"{found.origin=} has no envelope"
+    source = f"{row.source}: {told(found)}; measured {day(found.envelope.measured_at_s)}"
+    return replace(row, value=found.work_rate, source=source)
 
 
 def sources(resolved: Resolved) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Do the envelopes of a pool say anything of what runs in it?"""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from headrace.config.problem import Problem, warning
 from headrace.config.schema import Settings
@@ -33,6 +34,11 @@ def envelopes(settings: Settings) -> Iterator[Problem]:
         elif pool.name in real and found.envelope and _simulated(found.envelope.fingerprint.engine):
             message = "measured in the simulator, and its engines are real"
             yield warning(f"{at}.envelopes", message)
+
+
+def day(at_s: int) -> str:
+    """Return the day of an instant in seconds since 1970, as people write it: an age without a clock."""
+    return datetime.fromtimestamp(at_s, UTC).date().isoformat()
 
 
 def _simulated(engine: str) -> bool:

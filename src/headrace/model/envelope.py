@@ -16,6 +16,8 @@ _Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
 _Millis = Annotated[float, Meta(gt=0, le=86_400_000)]
 _Degree = Annotated[int, Meta(ge=1, le=1_024)]
 
+_AT_MAX_S = 4_102_444_800  # the year 2100
+
 MISMATCH_MARGIN = 0.1
 """Taken off an envelope that was measured with something else than runs now. An assumption: more than
 seeds differ by, less than hardware does."""
@@ -91,7 +93,7 @@ class Envelope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """By class, the share of the offered that was to hold its promise."""
     seeds: Annotated[tuple[int, ...], Meta(max_length=1_000)]
     """Whose mean it is, and whose interval."""
-    measured_at_s: Annotated[int, Meta(ge=0)]
+    measured_at_s: Annotated[int, Meta(ge=0, le=_AT_MAX_S)]
     """When, in seconds since 1970."""
 
     def age_s(self, now_s: int) -> int:

@@ -5,6 +5,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from headrace.config.measured import day
 from headrace.model.envelope import Envelope, Promise
 from headrace.report import words
 from headrace.report.tables import Column, Table, render
@@ -98,6 +99,7 @@ def _numbers(one: Measured, usd_hour: float | None) -> Table:
         ("", f"model {mark.model}, revision {mark.revision}; policy {mark.policy}"),
         ("", f"mix {mark.mix} ({mark.mix_digest})"),
         ("", f"{one.span_s:g} s after {one.warm_s:g} s, no first token after {one.patience_s:g} s"),
+        ("", f"{day(found.measured_at_s)}, in the simulator"),
         ("MONEY", _money(found, usd_hour)),
     ]
     title = f"{mark.mix} on pool {one.pool}"
