@@ -60,7 +60,21 @@ Seeds = Annotated[
     int, Parameter(validator=validators.Number(gte=3, lte=1_000), help="How many, from 0 on.")
 ]
 Quick = Annotated[bool, Parameter(negative=(), help="A third of the time offered, to within 3 %.")]
-Seconds = Annotated[float | None, Parameter(validator=validators.Number(gte=1, lte=86_400))]
+_Seconds = validators.Number(gte=1, lte=86_400)
+Warm = Annotated[
+    float | None,
+    Parameter(
+        validator=_Seconds,
+        help="Seconds offered before any counts [default: twice as long as a mean answer takes].",
+    ),
+]
+Span = Annotated[
+    float | None,
+    Parameter(
+        validator=_Seconds,
+        help="Seconds offered that count [default: 1,000 requests, 100 s at least].",
+    ),
+]
 Together = Annotated[
     int,
     Parameter(
@@ -94,8 +108,14 @@ Prices = Annotated[
     Path | None, Parameter(help="File of them: `usd_gpu_hour: {h100: 2.5}`, YAML or JSON.")
 ]
 Rate = Annotated[float | None, Parameter(validator=_Above, help="Requests a second to serve.")]
-Millis = Annotated[float | None, Parameter(validator=_Above)]
-Tokens = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=10_000_000))]
+Ttft = Annotated[float | None, Parameter(validator=_Above, help="Bound on the first token, in ms.")]
+Tpot = Annotated[
+    float | None,
+    Parameter(validator=_Above, help="Bound on the mean time of each token after it, in ms."),
+]
+_Tokens = validators.Number(gte=1, lte=10_000_000)
+Input = Annotated[int | None, Parameter(validator=_Tokens, help="Prompt tokens of each request.")]
+Output = Annotated[int | None, Parameter(validator=_Tokens, help="Output tokens of each.")]
 Trace = Annotated[Path | None, Parameter(help="Requests of a trace, in their order.")]
 Kind = Annotated[
     Literal["headrace", "azure", "mooncake", "arena"], Parameter(help="Format of the trace.")
@@ -122,14 +142,14 @@ def capacity(  # noqa: PLR0913 - a command's options
     class_targets: Targets = False,
     seeds: Seeds = 3,
     quick: Quick = False,
-    warm_s: Seconds = None,
-    span_s: Seconds = None,
+    warm_s: Warm = None,
+    span_s: Span = None,
     replicas: Together = 1,
     rate: Rate = None,
-    ttft_ms: Millis = None,
-    tpot_ms: Millis = None,
-    input: Tokens = None,  # noqa: A002 - the option's name
-    output: Tokens = None,
+    ttft_ms: Ttft = None,
+    tpot_ms: Tpot = None,
+    input: Input = None,  # noqa: A002 - the option's name
+    output: Output = None,
     trace: Trace = None,
     kind: Kind = "headrace",
     hardware: HardwareNames = (),

@@ -41,7 +41,7 @@ _SAMPLE = 1_000
 """Requests by which lengths are judged beforehand."""
 _WARM_S, _WARM_MAX_S = 20.0, 600.0
 _SPAN_S = 100.0
-_COUNTED = 200
+_COUNTED = 1_000
 """Requests of which a share is told, where they come within `_SPAN_MAX_S`."""
 _SPAN_MAX_S = 3_600.0
 _PATIENT = 20
