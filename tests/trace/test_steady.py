@@ -83,16 +83,36 @@ def test_a_mix_of_nothing_is_refused() -> None:
         steady(mix, 1.0, 1.0)
 
 
-def test_a_trace_is_offered_in_its_order_and_once_at_most() -> None:
-    rows = [
-        TraceRow(at=InstantNs(0), input_tokens=Tokens(1 + nth), output_tokens=Tokens(1))
-        for nth in range(500)
-    ]
-    found = retimed(rows, 10.0, 20.0, 1)
+def trace(count: int) -> list[TraceRow]:
+    return [
+        TraceRow(
+            at=InstantNs(0), input_tokens=Tokens(600 + nth), output_tokens=Tokens(1),
+            prefix=(7, nth), prefix_tokens=256,
+        )
+        for nth in range(count)
+    ]  # fmt: skip
+
+
+def test_a_trace_is_offered_in_its_order_from_a_drawn_place_on() -> None:
+    found = retimed(trace(500), 10.0, 20.0, 1)
     lengths = [row.input_tokens for row in found]
     assert len(found) == pytest.approx(200, rel=0.25)
     assert all((b - a) % 500 == 1 for a, b in pairwise(lengths))
     assert all(a.at <= b.at < seconds(20.0) for a, b in pairwise(found))
-    assert lengths != [row.input_tokens for row in retimed(rows, 10.0, 20.0, 2)]
-    assert len(retimed(rows, 1_000.0, 20.0, 1)) == 500
-    assert retimed([], 1.0, 1.0, 1) == []
+    assert lengths != [row.input_tokens for row in retimed(trace(500), 10.0, 20.0, 2)]
+
+
+def test_a_short_trace_goes_round_and_finds_nothing_of_the_round_before() -> None:
+    found = retimed(trace(10), 10.0, 20.0, 1)
+    assert len(found) == pytest.approx(200, rel=0.25)
+    rounds: dict[int, set[int]] = {}
+    for row in found:
+        rounds.setdefault(row.prefix[0], set()).add(row.input_tokens)
+    assert len(rounds) == pytest.approx(20, abs=6)
+    assert all(len(lengths) <= 10 for lengths in rounds.values())
+    assert len({row.prefix for row in found}) == len(found)
+
+
+def test_a_trace_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no requests"):
+        retimed([], 1.0, 1.0, 1)

@@ -42,7 +42,7 @@ def own(scenario: Scenario, pool: PoolSpec, folders: tuple[Path, ...]) -> Traffi
         return of_rows(scenario.name, rows)
     sources = [one for one in map(whose.source, scenario.mix.sources) if one]
     if not sources:
-        return Traffic(name=scenario.name, digest="", rows=lambda *_: [])
+        return nothing(scenario.name)
     return of_mix(scenario.name, replace(scenario.mix, sources=tuple(sources)))
 
 
@@ -68,6 +68,11 @@ def of_mix(name: str, mix: Mix) -> Traffic:
     )
 
 
+def nothing(name: str) -> Traffic:
+    """Return no requests, at any rate."""
+    return Traffic(name=name, digest="", rows=lambda *_: [])
+
+
 def of_lengths(name: str, lengths: Lengths, tenant: TenantId, slo_class: ClassName) -> Traffic:
     """Return one caller's requests of some lengths."""
     source = TenantSource(
@@ -78,6 +83,8 @@ def of_lengths(name: str, lengths: Lengths, tenant: TenantId, slo_class: ClassNa
 
 def of_rows(name: str, rows: Sequence[TraceRow]) -> Traffic:
     """Return a trace's requests in their order, at the rate that is asked for."""
+    if not rows:
+        return nothing(name)
     return Traffic(
         name=name,
         digest=trace_hash(rows)[:12],

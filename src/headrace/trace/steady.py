@@ -11,9 +11,12 @@ from msgspec.structs import replace
 
 from headrace.trace.generate import arrival_times
 from headrace.trace.mix import Arrivals, Even, Gamma, Mix, OnOff, Poisson, Ramp, TenantSource
-from headrace.trace.row import TraceRow
+from headrace.trace.row import ID_MAX, TraceRow
 from headrace.trace.streams import stream
 from headrace.units import InstantNs, seconds
+
+_ROUND = 0x9E3779B97F4A7C15
+"""Moves the chunk ids of each round of a trace to where no other's are."""
 
 
 def mean_rate(arrivals: Arrivals) -> float:
@@ -70,15 +73,19 @@ def _part(source: TenantSource, end_s: float) -> float:
 def retimed(rows: Sequence[TraceRow], rate: float, duration_s: float, seed: int) -> list[TraceRow]:
     """Return a trace's requests in their order, from a drawn place on, as a Poisson process.
 
-    What they share stays beside each other. Each is offered once at most: a trace of fewer than `rate` times
-    `duration_s` ends earlier.
+    What they share stays beside each other. A trace that is too short goes round again, with prefixes that
+    share nothing with those of the round before. ValueError: a trace of nothing.
     """
+    if not rows:
+        raise ValueError("a trace of no requests")
     rng = stream(seed, "retimed")
     first = int(rng.random() * len(rows))
-    order = [*rows[first:], *rows[:first]]
-    found = []
-    for row, at_s in zip(order, arrival_times(Poisson(rate), rng), strict=False):
+    found: list[TraceRow] = []
+    for nth, at_s in enumerate(arrival_times(Poisson(rate), rng), start=first):
         if at_s >= duration_s:
-            break
-        found.append(replace(row, at=InstantNs(seconds(at_s))))
-    return found
+            return found
+        again, place = divmod(nth, len(rows))
+        row, other = rows[place], again * _ROUND & ID_MAX
+        prefix = tuple(chunk ^ other for chunk in row.prefix)
+        found.append(replace(row, at=InstantNs(seconds(at_s)), prefix=prefix))
+    raise AssertionError("a Poisson process has no end")
