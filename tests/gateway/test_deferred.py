@@ -7,6 +7,7 @@ import pytest
 
 from headrace.config.schema import ServerSpec
 from headrace.gateway.jobs.desk import JOBS
+from headrace.model.ids import ClassName, TenantId
 from headrace.ports.job import Job, State
 from headrace.ports.jobs import Limits, StoreBusyError
 from tests.conformance.jobs.naive import NaiveJobs
@@ -52,6 +53,10 @@ async def test_an_answer_comes_later_as_it_would_have_come_at_once() -> None:
     again = await gateway.look(place)
     assert (again.content, again.status) == (done.content, 200)
     assert again.headers["x-request-id"] != done.headers["x-request-id"]
+    tally = gateway.driver.plane.state.accounts.tallies[TenantId("free")][ClassName("batch")]
+    assert (tally.offered, tally.deferred, tally.admitted, tally.taken_up) == (1, 1, 1, 1)
+    assert (tally.outcomes, tally.met) == ({"success": 1}, 1)
+    assert [row.deferred for row in gateway.driver.recent] == [False, True]
     rows = [(row.slo_class, row.met) for row in gateway.driver.recent]
     assert rows == [("interactive", True), ("batch", True)], "decided and counted as any other"
     await gateway.end()
