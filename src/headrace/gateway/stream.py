@@ -96,6 +96,11 @@ class Stream:
         assert ask is not None, "it was sent before"
         return ask
 
+    def clocked(self, now: InstantNs) -> None:
+        """Note how long its caller waited: for the first token, or for all of an answer."""
+        if not (self.streamed and self.took_ns):
+            self.took_ns = DurationNs(now - self.arrived_at)
+
     def sent(self, effect: Dispatch, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""
         self.decision, self.attempt = effect.decision, effect.attempt

@@ -324,7 +324,9 @@ def _book(
     if not _is_contested(known, live):
         counters = (0,) * len(counters)
     ledger.book(attempt, flight, settings.prices[live.model])
-    m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
+    tally = m.state.accounts.tally(request.tenant, live.slo_class)
+    tally.attempts += 1
+    m.state.accounts.admit(tally, deferred=request.deferred, sent=True)
     m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
