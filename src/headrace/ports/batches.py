@@ -21,7 +21,7 @@ from headrace.units import MIB
 PIECE_BYTES = MIB // 4
 """What a file is kept and read by; the last piece is shorter."""
 FILES_PAGE_MAX = 10_000
-"""Most files of one page, as in OpenAI's API."""
+"""Most files of one page, as in OpenAI's API; a store gives one more, which tells that there is a next page."""
 BATCHES_PAGE_MAX = 100
 """Most batches of one page, likewise."""
 STEP_JOBS = 500

@@ -113,7 +113,7 @@ class NaiveBatches(NaiveJobs):
         asked = [one for one in self._seen(tenant, now) if purpose in (None, one.purpose)]
         behind = _behind(mine, page)
         found = [one for one in asked if one.id in behind]
-        return (found if page.ascending else found[::-1])[: min(page.limit, FILES_PAGE_MAX)]
+        return (found if page.ascending else found[::-1])[: min(page.limit, FILES_PAGE_MAX + 1)]
 
     async def piece(self, file: FileId, nth: int) -> bytes | None:
         paper = self.papers.get(file)
@@ -161,7 +161,7 @@ class NaiveBatches(NaiveJobs):
         mine = [one.batch for one in self.rows.values() if one.batch.tenant == tenant]
         behind = _behind([one.id for one in mine], page)
         found = [self._progress(one) for one in mine if one.id in behind]
-        return (found if page.ascending else found[::-1])[: min(page.limit, BATCHES_PAGE_MAX)]
+        return (found if page.ascending else found[::-1])[: min(page.limit, BATCHES_PAGE_MAX + 1)]
 
     async def cancel_batch(self, tenant: str, batch: BatchId, now: UnixNs) -> bool:
         row = self.rows.get(batch)

@@ -56,6 +56,11 @@ _QUEUED = "batch = ? and state = 'queued' order by seq limit ?"
 _RUNNING = "batch = ? and state = 'claimed' and cancel_asked = 0"
 _ALL = "tenant = ? and batch = ? order by seq limit ?"
 
+_PAST = (
+    "select exists (select 1 from batch where kept_until_ns <= ?)"
+    " or exists (select 1 from file where until_ns <= ?)"
+)
+
 _pack = msgspec.msgpack.Encoder().encode
 _batch = msgspec.msgpack.Decoder(Batch).decode
 
@@ -117,7 +122,7 @@ class BatchTables(Tables, FileTables):
         where, values = behind(page, _PLACE)
         order = "asc" if page.ascending else "desc"
         query = f"{_ROW}where tenant = ?{where} order by seq {order} limit ?"
-        limit = min(page.limit, BATCHES_PAGE_MAX)
+        limit = min(page.limit, BATCHES_PAGE_MAX + 1)
         rows = self._sql.execute(query, (tenant, *values, limit)).fetchall()
         return [self._progress(_batch(packed)) for (packed,) in rows]
 
@@ -317,6 +322,8 @@ class BatchTables(Tables, FileTables):
 
     def purge_files(self, now: UnixNs) -> bool:
         """See `BatchStore`."""
+        if not self._one(_PAST, now, now)[0]:  # mostly: spare the lock
+            return False
         with self._transaction():
             batches = self._sql.execute(
                 "delete from batch where seq in (select seq from batch where kept_until_ns <= ?"

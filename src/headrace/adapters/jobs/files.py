@@ -95,7 +95,7 @@ class FileTables(Rows):
             where, values = f"{where} and purpose = ?", (*values, purpose)
         order = "asc" if page.ascending else "desc"
         query = f"{_FILE}where {_SEEN}{where} order by seq {order} limit ?"
-        rows = self._sql.execute(query, (*values, min(page.limit, FILES_PAGE_MAX))).fetchall()
+        rows = self._sql.execute(query, (*values, min(page.limit, FILES_PAGE_MAX + 1))).fetchall()
         return [_from_row(row) for row in rows]
 
     def piece(self, file: FileId, nth: int) -> bytes | None:
