@@ -1,6 +1,5 @@
 """Every store of files and batches, operation by operation."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,24 @@ import pytest_asyncio
 
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
-from headrace.ports.batch import Batch, File, FileId, LineError, Purpose, Stage
+from headrace.ports.batch import Batch, FileId, LineError, Purpose, Stage
 from headrace.ports.batches import (
     PIECE_BYTES,
     STEP_JOBS,
     BatchStore,
     Declined,
-    Entry,
     Hold,
     Kept,
     Page,
 )
-from headrace.ports.engine import Route
 from headrace.ports.job import BatchId, JobId, State
 from headrace.ports.jobs import Ending, Limits, Result
-from headrace.units import MIB, Bytes, DurationNs
+from headrace.units import MIB, Bytes
+from tests.conformance.jobs.batching import ACME, batch, entries, filed, lines, paper
 from tests.conformance.jobs.naive_batches import NaiveBatches
-from tests.conformance.jobs.scenes import BATCH, ask, at, finish, order, put, spec
+from tests.conformance.jobs.scenes import ask, at, finish, order, put, spec
 
-ACME, OTHER = TenantId("acme"), TenantId("other")
+OTHER = TenantId("other")
 LIMITS = Limits(
     tenant_jobs=1_200,
     tenant_files=3,
@@ -53,46 +51,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     made = STORES[request.param](tmp_path)
     yield made
     await made.close()
-
-
-def paper(ident: str, tenant: TenantId = ACME, *, until: float = 1_000, **changed: Any) -> File:
-    """Return a file that is there from 0 on."""
-    told = {"purpose": Purpose.BATCH, "name": f"{ident}.jsonl", "created_ns": at(0), **changed}
-    return File(id=FileId(ident), tenant=tenant, until_ns=at(until), **told)
-
-
-async def filed(store: BatchStore, file: File, content: bytes = b"x") -> None:
-    """Put a file."""
-    assert await store.open_file(file) is None
-    assert await store.append(file.id, content) is None
-    await store.keep_file(file)
-
-
-def batch(ident: str, file: str = "in", *, deadline: float = 100, **changed: Any) -> Batch:
-    """Return a batch that was handed in at 0, to be kept for 50 s."""
-    told = {"tenant": ACME, "slo_class": BATCH, "endpoint": Route.CHAT, "window": "24h", **changed}
-    return Batch(
-        id=BatchId(ident),
-        input_file=FileId(file),
-        created_ns=at(0),
-        deadline_ns=at(deadline),
-        keep_ns=DurationNs(at(50)),
-        **told,
-    )
-
-
-def entries(ident: str, numbers: range, *, deadline: float = 100, key: str = "") -> list[Entry]:
-    """Return lines of a batch, each of ten bytes."""
-    return [
-        Entry(
-            spec=spec(
-                f"job_{ident}_{n}{key}", deadline=deadline, batch=BatchId(ident), custom_id=f"{n}"
-            ),
-            body=b"%d" % n,
-            end=(n + 1) * 10,
-        )
-        for n in numbers
-    ]
 
 
 async def taken(store: BatchStore, now: float, owner: str = "one", until: float = 1_000) -> Hold:
@@ -133,15 +91,6 @@ async def closing(store: BatchStore, now: float) -> Batch:
         found = await store.write_out(await taken(store, now), NAMES, at(now))
         assert found is not None
     return found
-
-
-async def lines(store: BatchStore, file: FileId | None) -> list[Any]:
-    """Return what is in a file of answers."""
-    assert file is not None
-    content, nth = b"", 0
-    while (piece := await store.piece(file, nth)) is not None:
-        content, nth = content + piece, nth + 1
-    return [json.loads(line) for line in content.splitlines()]
 
 
 # Files ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from headrace.adapters.jobs.schema import VERSION
 from headrace.adapters.jobs.sqlite import PENDING_MAX, SqliteJobs
 from headrace.model.ids import TenantId
+from headrace.ports.batch import FileId
 from headrace.ports.batches import Kept
 from headrace.ports.job import JobId, State
 from headrace.ports.jobs import (
@@ -26,6 +27,7 @@ from headrace.ports.jobs import (
     Swept,
 )
 from headrace.units import MIB, Bytes
+from tests.conformance.jobs.batching import filed, paper
 from tests.conformance.jobs.scenes import DONE, ask, at, finish, ids, order, put, spec, state
 
 ACME = TenantId("acme")
@@ -85,6 +87,18 @@ async def test_nothing_of_a_prompt_is_left_once_its_job_is_over(path: Path, over
     await store.close()
     assert b"of somebody's" not in content(path)
     assert [one.name for one in path.parent.iterdir()] == ["jobs.db"]
+
+
+@pytest.mark.asyncio
+async def test_nothing_of_a_file_is_left_once_it_is_gone(path: Path) -> None:
+    store = SqliteJobs(path)
+    await filed(store, paper("a"), b"a prompt of somebody's" * 100_000)
+    await filed(store, paper("b", until=10), b"a prompt of somebody's")
+    assert await store.delete_file(ACME, FileId("a"), at(1))
+    while await store.purge_files(at(10)):
+        pass
+    await store.close()
+    assert b"of somebody's" not in content(path)
 
 
 @pytest.mark.asyncio

@@ -34,6 +34,8 @@ _REST_NS = 5 * NS_PER_S
 """How long a batch waits that the store has no room for."""
 _BREATH = 64
 """Lines that are read before others have a turn on the loop."""
+_REQUESTS = 8
+"""Lines that are understood as requests before others have a turn: each costs what a live one does."""
 _RENEWALS = 3
 """Renewals within a lease."""
 _ID_BYTES = 18
@@ -224,6 +226,8 @@ class Clerk:
                 spec = await self._spec(batch, line, batch.put + len(entries) + 1)
                 entries.append(Entry(spec=spec, body=line.body, end=end))
                 size += len(line.body)
+                if len(entries) % _REQUESTS == 0:
+                    await _breathe()
                 full = len(entries) == STEP_JOBS or size > STEP_BYTES
                 if full or len(entries) == batch.left:
                     break
