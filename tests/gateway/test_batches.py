@@ -10,7 +10,7 @@ from headrace.config.schema import ServerSpec
 from headrace.model.deployment import TenantSpec
 from headrace.policy.fairness.leftover import Leftover
 from headrace.ports.batch import ERRORS_MAX, Batch
-from headrace.ports.batches import Declined, Hold
+from headrace.ports.batches import Declined, Hold, Progress
 from headrace.ports.job import UnixNs
 from headrace.ports.jobs import Limits, StoreBusyError
 from tests.conformance.jobs.naive_batches import NaiveBatches
@@ -422,7 +422,7 @@ async def test_a_store_in_trouble_refuses_and_goes_on_after() -> None:
     class Troubled(NaiveBatches):
         broken = False
 
-        async def put_batch(self, batch: Batch) -> Declined | None:
+        async def put_batch(self, batch: Batch) -> Progress | Declined:
             if self.broken:
                 raise StoreBusyError("busy")
             return await super().put_batch(batch)
@@ -451,6 +451,21 @@ async def test_batches_of_a_tenant_are_limited() -> None:
     caller = await hand_in(gateway, await filed(gateway, lines(1)))
     assert (caller.status, caller.error["code"]) == (429, "slow_down")
     assert "retry-after" in caller.headers
+    await gateway.end()
+
+
+async def test_a_key_finds_the_batch_that_came_first() -> None:
+    gateway = Deferring()
+    file, key = await filed(gateway, lines(2)), {"idempotency-key": "mine"}
+    first = await hand_in(gateway, file, key)
+    found = await over(gateway, first.json["id"])
+    again = await hand_in(gateway, file, key)
+    assert (again.status, again.json) == (200, found)
+    other = await hand_in(gateway, file, key, completion_window="1h")
+    assert (other.status, other.error["code"]) == (422, "idempotency_mismatch")
+    wrong = await hand_in(gateway, file, {"idempotency-key": "k" * 256})
+    assert wrong.error["param"] == "idempotency-key"
+    assert (await hand_in(gateway, file)).json["id"] != first.json["id"]
     await gateway.end()
 
 

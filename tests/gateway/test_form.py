@@ -1,5 +1,6 @@
 """Forms taken apart as they come, and lines measured."""
 
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -62,6 +63,26 @@ def test_what_is_no_form_is_refused(kind: bytes) -> None:
 def test_a_form_at_fault_is_refused_and_told_why(content: bytes, said: str) -> None:
     with pytest.raises(InvalidError, match=said):
         read(content, [])[0].end()
+
+
+@given(
+    st.lists(
+        st.binary(max_size=30)
+        | st.sampled_from(
+            [
+                f"--{BOUNDARY}".encode(),
+                b"\r\n",
+                b"--",
+                b'Content-Disposition: form-data; name="file"',
+                b":",
+            ]
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_is_no_form_is_refused_and_nothing_else_happens(parts: list[bytes]) -> None:
+    with suppress(InvalidError):
+        read(b"".join(parts), [])[0].end()
 
 
 @given(

@@ -102,6 +102,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     """Of the caller's own, those that decide how each line is served."""
     metadata: dict[str, str] | None = None
+    key: str | None = None
+    """The caller's idempotency key: one batch for each tenant and key, for as long as it is kept."""
     created_ns: UnixNs
     deadline_ns: UnixNs
     """From when on no line of it is begun."""

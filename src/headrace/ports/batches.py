@@ -38,6 +38,8 @@ class Declined(StrEnum):
     STORE_FULL = "store_full"
     NO_FILE = "no_file"
     """There is no such file that could be a batch's."""
+    KEY_MISMATCH = "key_mismatch"
+    """The tenant used that idempotency key for another batch (422)."""
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -56,6 +58,14 @@ class Progress(Struct, frozen=True, kw_only=True):
     batch: Batch
     completed: int
     failed: int
+
+
+def asks_the_same(one: Batch, other: Batch) -> bool:
+    """Return whether two batches that came with the same idempotency key ask for the same."""
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("input_file", "endpoint", "window", "metadata", "keep_ns")
+    )
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -117,8 +127,8 @@ class BatchStore(JobStore, Protocol):
         """Have a file be gone; False: there was none. What a batch still reads of it stays until it has."""
         ...
 
-    async def put_batch(self, batch: Batch) -> Declined | None:
-        """Take a batch of one of its tenant's files."""
+    async def put_batch(self, batch: Batch) -> Progress | Declined:
+        """Take a batch of one of its tenant's files; one that was put before by its key is found again."""
         ...
 
     async def batch(self, tenant: TenantId, batch: BatchId) -> Progress | None:

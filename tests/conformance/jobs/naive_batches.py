@@ -127,7 +127,14 @@ class NaiveBatches(NaiveJobs):
         paper.file = replace(paper.file, until_ns=now)
         return True
 
-    async def put_batch(self, batch: Batch) -> Declined | None:
+    async def put_batch(self, batch: Batch) -> Progress | Declined:
+        for row in self.rows.values():
+            had = row.batch
+            if batch.key is not None and (had.tenant, had.key) == (batch.tenant, batch.key):
+                same = (had.input_file, had.endpoint, had.window, had.metadata, had.keep_ns)
+                told = (batch.input_file, batch.endpoint, batch.window, batch.metadata)
+                found = self._progress(had)
+                return found if same == (*told, batch.keep_ns) else Declined.KEY_MISMATCH
         file = await self.file(batch.tenant, batch.input_file, batch.created_ns)
         if file is None or file.purpose is not Purpose.BATCH:
             return Declined.NO_FILE
@@ -139,7 +146,7 @@ class NaiveBatches(NaiveJobs):
         if len(open_) >= self.naive.limits.tenant_batches:
             return Declined.TENANT_BATCHES
         self.rows[batch.id] = Row(batch, batch.created_ns)
-        return None
+        return self._progress(batch)
 
     def _jobs(self, batch: BatchId) -> list[JobEntry]:
         return [one for one in self.naive.entries.values() if one.spec.batch == batch]

@@ -18,7 +18,9 @@ from headrace.ports.batches import (
     Hold,
     Kept,
     Page,
+    Progress,
 )
+from headrace.ports.engine import Route
 from headrace.ports.job import BatchId, JobId, State
 from headrace.ports.jobs import Ending, Limits, Result
 from headrace.units import MIB, Bytes
@@ -64,7 +66,7 @@ async def begun(store: BatchStore, ident: str = "b", lines: int = 3, deadline: f
     """Have a batch all of whose lines are jobs."""
     if await store.file(ACME, FileId("in"), at(0)) is None:
         await filed(store, paper("in"))
-    assert await store.put_batch(batch(ident, deadline=deadline)) is None
+    assert isinstance(await store.put_batch(batch(ident, deadline=deadline)), Progress)
     assert await store.check_batch(await taken(store, 0), lines, (), at(0))
     for first in range(0, lines, STEP_JOBS):
         some = entries(ident, range(first, min(lines, first + STEP_JOBS)), deadline=deadline)
@@ -173,8 +175,8 @@ async def test_a_batch_is_made_of_its_tenants_own_file(store: BatchStore) -> Non
     await filed(store, paper("out", purpose=Purpose.BATCH_OUTPUT))
     for wrong in (batch("b", "none"), batch("b", "out"), batch("b", tenant=OTHER)):
         assert await store.put_batch(wrong) is Declined.NO_FILE
-    assert await store.put_batch(batch("b", metadata={"a": "b"})) is None
-    assert await store.put_batch(batch("c")) is None
+    assert isinstance(await store.put_batch(batch("b", metadata={"a": "b"})), Progress)
+    assert isinstance(await store.put_batch(batch("c")), Progress)
     assert await store.put_batch(batch("d")) is Declined.TENANT_BATCHES
     found = await store.batch(ACME, BatchId("b"))
     assert found is not None
@@ -185,6 +187,26 @@ async def test_a_batch_is_made_of_its_tenants_own_file(store: BatchStore) -> Non
     assert [one.batch.id for one in listed] == ["c"]
     listed = await store.batches(ACME, Page(limit=9, after="c"))
     assert [one.batch.id for one in listed] == ["b"]
+
+
+async def test_an_idempotency_key_finds_the_batch_that_was_put_first(store: BatchStore) -> None:
+    await filed(store, paper("in"))
+    await filed(store, paper("theirs", OTHER))
+    first = await store.put_batch(batch("b", key="k"))
+    assert (
+        first == await store.put_batch(batch("c", key="k")) == await store.batch(ACME, BatchId("b"))
+    )
+    for changed in ({"window": "1h"}, {"endpoint": Route.EMBEDDINGS}, {"metadata": {"a": "b"}}):
+        assert await store.put_batch(batch("c", key="k", **changed)) is Declined.KEY_MISMATCH
+    assert isinstance(await store.put_batch(batch("d", "theirs", key="k", tenant=OTHER)), Progress)
+    await store.cancel_batch(ACME, BatchId("b"), at(1))
+    found = await store.put_batch(batch("c", key="k"))
+    assert isinstance(found, Progress)
+    assert (found.batch.id, found.batch.stage) == ("b", Stage.CANCELLED)
+    await store.purge_files(at(51))
+    found = await store.put_batch(batch("c", key="k"))
+    assert isinstance(found, Progress)
+    assert found.batch.id == "c"
 
 
 async def test_each_line_is_answered_once_in_the_file_that_is_right(store: BatchStore) -> None:

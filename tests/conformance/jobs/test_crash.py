@@ -14,6 +14,7 @@ import pytest
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
 from headrace.ports.batch import Stage
+from headrace.ports.batches import Progress
 from headrace.ports.job import OVER, BatchId, Job, JobId, State
 from headrace.ports.jobs import Finished
 from tests.conformance.jobs.batching import batch, filed, go_on, lines, paper
@@ -196,7 +197,7 @@ async def test_each_line_of_a_batch_is_answered_once_whoever_dies_or_races(
     store = SqliteJobs(path)
     await filed(store, paper("in"))
     for name in names:
-        assert await store.put_batch(batch(name, deadline=1)) is None
+        assert isinstance(await store.put_batch(batch(name, deadline=1)), Progress)
     with ExitStack() as stack:
         first, second, third = (stack.enter_context(Worker(path, f"w{n}")) for n in range(3))
         for worker in (first, second, third):

@@ -35,6 +35,7 @@ from headrace.ports.batches import (
     Kept,
     Page,
     Progress,
+    asks_the_same,
 )
 from headrace.ports.job import BatchId, Job, State, UnixNs, cancelled, ended, fingerprint
 from headrace.ports.jobs import SWEEP_MAX, Put, Swept
@@ -70,28 +71,27 @@ class BatchTables(Tables, FileTables):
 
     # Callers ---------------------------------------------------------------------------------
 
-    def put_batch(self, batch: Batch) -> Declined | None:
+    def put_batch(self, batch: Batch) -> Progress | Declined:
         """See `BatchStore`."""
         with self._transaction(told=True):
+            query = _ROW + "where tenant = ? and key = ?"
+            row = self._sql.execute(query, (batch.tenant, batch.key)).fetchone()
+            if row is not None:
+                had = self._progress(_batch(row[0]))
+                return had if asks_the_same(had.batch, batch) else Declined.KEY_MISMATCH
             file = self.file(batch.tenant, batch.input_file, batch.created_ns)
             if file is None or file.purpose is not Purpose.BATCH:
                 return Declined.NO_FILE
             query = "select count(*) from batch where tenant = ? and kept_until_ns is null"
             if self._one(query, batch.tenant)[0] >= self._limits.tenant_batches:
                 return Declined.TENANT_BATCHES
+            named = (batch.id, batch.tenant, batch.key, batch.input_file, batch.stage)
             self._sql.execute(
-                "insert into batch (id, tenant, input, stage, reads, lines_left, term, turn_ns, packed)"
-                " values (?, ?, ?, ?, 1, 0, 0, ?, ?)",
-                (
-                    batch.id,
-                    batch.tenant,
-                    batch.input_file,
-                    batch.stage,
-                    batch.created_ns,
-                    _pack(batch),
-                ),
+                "insert into batch (id, tenant, key, input, stage, reads, lines_left, term, turn_ns,"
+                " packed) values (?, ?, ?, ?, ?, 1, 0, 0, ?, ?)",
+                (*named, batch.created_ns, _pack(batch)),
             )
-        return None
+        return Progress(batch=batch, completed=0, failed=0)
 
     def batch(self, tenant: TenantId, batch: BatchId) -> Progress | None:
         """See `BatchStore`."""

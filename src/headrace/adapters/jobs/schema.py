@@ -119,6 +119,7 @@ create table batch (
   seq integer primary key autoincrement,
   id text not null unique,
   tenant text not null,
+  key text,
   input text not null,
   stage text not null,
   reads integer not null,
@@ -130,6 +131,7 @@ create table batch (
   kept_until_ns integer,
   packed blob not null
 );
+create unique index batch_key on batch (tenant, key) where key is not null;
 create index batch_page on batch (tenant, seq);
 create index batch_turn on batch (turn_ns) where kept_until_ns is null;
 create index batch_kept on batch (kept_until_ns) where kept_until_ns is not null;

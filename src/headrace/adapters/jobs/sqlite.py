@@ -184,7 +184,7 @@ class SqliteJobs:
     async def delete_file(self, tenant: TenantId, file: FileId, now: UnixNs) -> bool:
         return await self._do(lambda: self._tables.delete_file(tenant, file, now))
 
-    async def put_batch(self, batch: Batch) -> Declined | None:
+    async def put_batch(self, batch: Batch) -> Progress | Declined:
         return await self._do(lambda: self._tables.put_batch(batch))
 
     async def batch(self, tenant: TenantId, batch: BatchId) -> Progress | None:

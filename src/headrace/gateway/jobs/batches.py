@@ -24,13 +24,14 @@ from headrace.gateway.jobs.papers import (
     BATCHES,
     ID_MAX,
     Acts,
-    declined,
     ident,
     listed,
     page,
     query,
     seconds,
+    taken,
 )
+from headrace.gateway.prefer import idempotency_key
 from headrace.model.deployment import Defer
 from headrace.model.ids import ClassName, TenantId
 from headrace.ports.batch import Batch, FileId, Stage
@@ -113,9 +114,9 @@ class BatchDesk:
             batch = self._batch(exchange, tenant, _read(content))
         except InvalidError as error:
             raise invalid(error.message, error.param) from None
-        declined(await asked(self._store.put_batch(batch)))
+        found = taken(await asked(self._store.put_batch(batch)))
         self._clerk.wake()
-        await exchange.content(_told(Progress(batch=batch, completed=0, failed=0)))
+        await exchange.content(_told(found))
 
     def _batch(self, exchange: Exchange, tenant: TenantId, told: _Asked) -> Batch:
         if told.endpoint not in list(ENDPOINTS):
@@ -135,6 +136,7 @@ class BatchDesk:
             window=told.completion_window,
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in headers),
             metadata=told.metadata,
+            key=idempotency_key(exchange.scope["headers"]),
             created_ns=now,
             deadline_ns=UnixNs(now + _window_ns(told.completion_window)),
             keep_ns=keep_ns,

@@ -19,12 +19,12 @@ from headrace.gateway.jobs.lines import ENVELOPE_BYTES
 from headrace.gateway.jobs.papers import (
     FILES,
     Acts,
-    declined,
     ident,
     listed,
     page,
     query,
     seconds,
+    taken,
 )
 from headrace.model.ids import TenantId
 from headrace.ports.batch import LINES_MAX, File, FileId, Purpose
@@ -82,7 +82,7 @@ class FileDesk:
         )
         try:
             form = Form(exchange.header(b"content-type") or b"")
-            declined(await asked(self._store.open_file(file)))
+            taken(await asked(self._store.open_file(file)))
             file = await self._whole(exchange, form, file)
         except InvalidError as error:
             await self._forget(file)
@@ -104,14 +104,14 @@ class FileDesk:
             while len(waiting) >= PIECE_BYTES:
                 part = bytes(memoryview(waiting)[:PIECE_BYTES])
                 del waiting[:PIECE_BYTES]
-                declined(await asked(self._store.append(file.id, part)))
+                taken(await asked(self._store.append(file.id, part)))
         name = form.end()
         ruler.end()
         if form.fields.get("purpose") != Purpose.BATCH:
             raise InvalidError("Files are for batches alone (`batch`).", "purpose")
         keep_ns = self._kept_ns(form)
         if waiting:
-            declined(await asked(self._store.append(file.id, bytes(waiting))))
+            taken(await asked(self._store.append(file.id, bytes(waiting))))
         now = self._now()
         until = UnixNs(now + keep_ns)
         changed = {"name": name, "bytes": size, "created_ns": now, "until_ns": until}

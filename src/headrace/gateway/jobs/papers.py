@@ -1,7 +1,7 @@
 """What callers of files and batches share: where things are, how lists are asked for and told."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -12,6 +12,8 @@ from headrace.gateway.intake import RefusedError, invalid
 from headrace.model.ids import TenantId
 from headrace.ports.batches import Declined, Page
 from headrace.units import NS_PER_S
+
+T = TypeVar("T")
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
 """Where files and batches are; what is below is one of them, and what can be done with it."""
@@ -28,13 +30,15 @@ _DECLINED: dict[Declined, Edge] = {
     Declined.TENANT_BATCHES: Edge.BATCHES_OF_TENANT,
     Declined.STORE_FULL: Edge.JOBS_FULL,
     Declined.NO_FILE: Edge.NO_SUCH_FILE,
+    Declined.KEY_MISMATCH: Edge.KEY_MISMATCH,
 }
 
 
-def declined(why: Declined | None) -> None:
-    """Refuse what the store did not take; None: it did."""
-    if why is not None:
-        raise RefusedError(edge(_DECLINED[why]))
+def taken(found: T | Declined) -> T:
+    """Return what the store has taken; what it has not is refused."""
+    if isinstance(found, Declined):
+        raise RefusedError(edge(_DECLINED[found]))
+    return found
 
 
 def missing(path: str) -> Fault | None:
