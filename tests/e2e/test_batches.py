@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import signal
 import time
 from collections import Counter
@@ -277,3 +279,31 @@ async def test_each_line_of_a_killed_gateways_batches_is_answered_once_and_the_u
             assert "wanted" not in err
     every = Counter(f"wanted {n}" for n in range(500))
     assert engine.asked == every + Counter(ran), "again only what was running, the rest once"
+
+
+@pytest.mark.slow
+async def test_a_batch_goes_on_through_a_hand_over(tmp_path: Path) -> None:
+    engine = Witness()
+    async with engine.serving() as place, process(written(tmp_path, place)) as (first, sdk):
+        batch = await batched(sdk, named("wanted", 700))
+
+        async def some_run() -> bool:
+            await sdk.batches.retrieve(batch.id)
+            return len(engine.running) >= 3
+
+        await until(some_run)
+        first.process.send_signal(signal.SIGUSR2)
+        assert first.process.stdout is not None
+        said = await asyncio.to_thread(first.process.stdout.readline)
+        pid = re.search(r"process (\d+) serves on", said)
+        assert pid, said
+        engine.may_end.set()
+        found = await ended(sdk.with_options(max_retries=3), batch.id)
+        assert (found.status, found.error_file_id) == ("completed", None)
+        output = await answers(sdk, found.output_file_id)
+        assert list(output) == [f"{n}" for n in range(700)]
+        os.kill(int(pid.group(1)), signal.SIGTERM)
+        assert await asyncio.to_thread(first.process.wait) == 0
+        await asyncio.to_thread(first.process.stdout.read)
+    every = Counter(f"wanted {n}" for n in range(700))
+    assert engine.asked == every, "none was taken from whom it ran at"

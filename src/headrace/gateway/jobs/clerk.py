@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from msgspec.structs import replace
 
@@ -160,11 +160,12 @@ class Clerk:
                 await self._enqueue(hold)
             else:
                 await self._write(hold)
-        except _LostError:
+        except (_LostError, asyncio.CancelledError) as error:
+            with suppress(JobStoreError):  # then others have it when its lease is over
+                await self._store.leave_batch(hold)
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return False
-        except asyncio.CancelledError:
-            await self._store.leave_batch(hold)
-            raise
         return True
 
     async def _check(self, hold: Hold) -> None:
