@@ -31,6 +31,7 @@ from headrace.gateway.http import (
 )
 from headrace.gateway.intake import Intake, Letter, RefusedError
 from headrace.gateway.jobs.desk import JOBS, Desk
+from headrace.gateway.jobs.papers import Acts, missing
 from headrace.gateway.limits import rate_headers
 from headrace.gateway.stream import Stream
 from headrace.model.deployment import ModelSpec
@@ -94,6 +95,8 @@ class App:
         """Reads what is asked."""
         self.desk: Desk | None = None
         """Where requests are deferred, if they are."""
+        self.papers: Sequence[Callable[[str], Acts | None]] = ()
+        """Where files and batches are, if they are: what can be done at a path."""
         self._born = clock.wall()
         self._failures = Failures(clock)
         self._reading = _Slots(self._limits.concurrency)
@@ -152,6 +155,8 @@ class App:
         if known is None and self.desk is not None and exchange.scope["path"].startswith(JOBS):
             known = (("GET", "DELETE"), self._job)
         if known is None:
+            known = self._paper(exchange.scope["path"])
+        if known is None:
             raise RefusedError(edge(Edge.NO_SUCH_PATH))
         methods, act = known
         if exchange.scope["method"] in methods:
@@ -187,6 +192,18 @@ class App:
         tenant = exchange.tenant = self._tenant(exchange)
         with self._open:
             await self.desk.answer(exchange, tenant)
+
+    def _paper(self, path: str) -> tuple[tuple[str, ...], Act] | None:
+        """Return what can be done at a path of files and batches; says if they are not served."""
+        if not self.papers and (fault := missing(path)) is not None:
+            raise RefusedError(fault)
+        acts = next((found for one in self.papers if (found := one(path)) is not None), None)
+        return None if acts is None else (tuple(acts), partial(self._on_paper, acts))
+
+    async def _on_paper(self, acts: Acts, exchange: Exchange) -> None:
+        tenant = exchange.tenant = self._tenant(exchange)
+        with self._open:
+            await acts[exchange.scope["method"]](exchange, tenant)
 
     async def _generate(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that an engine is needed for."""

@@ -305,6 +305,14 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Those that went back unanswered: live traffic came, a limit was reached, the process ended.",
     ),
+    "batches": Family(_G, "Batches that are kept, by where they are.", ("status",)),
+    "batch_lines": Family(
+        _C,
+        "Lines of batches that this process made jobs (`put`), or wrote (`output`, `error`).",
+        ("to",),
+    ),
+    "files": Family(_G, "Files that are kept: of batches, and of their answers."),
+    "files_bytes": Family(_G, "Their size together."),
     "deferred_store_ok": Family(_G, "0 while the store of jobs is in trouble, else 1."),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."

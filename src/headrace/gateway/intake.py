@@ -123,7 +123,7 @@ class Intake:
             max_output=asked.output_cap,
             user=self._user(tenant, told.get(USER), asked.user),
             session=self._session(tenant, wished.session),
-            slo_class=self._objective(told, tenant),
+            slo_class=self.objective(told, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             stream=asked.stream,
@@ -170,7 +170,7 @@ class Intake:
         content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
-    def _objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
+    def objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
         for name in _UNTRUSTED.keys() & told.keys():
             self.ignored[_UNTRUSTED[name]] += 1

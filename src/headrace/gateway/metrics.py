@@ -20,6 +20,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.fairness import Rising, Shares, Who, competing, counters, in_flight
 from headrace.gateway.families import FAMILIES, PREFIX, exposed
 from headrace.gateway.feed import Distribution, Feed
+from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.office import Office
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import Queues, fleet, waiting
@@ -358,7 +359,16 @@ class Metrics:
             sheet.put("deferred_ended", count, state)
         sheet.put("deferred_returned", dispatcher.returned)
         sheet.put_known("deferred_oldest_seconds", jobs.age_s())
+        self._batches(sheet, jobs.clerk)
         sheet.put("deferred_store_ok", jobs.trouble is None)
+
+    def _batches(self, sheet: Sheet, clerk: Clerk) -> None:
+        for stage, count in clerk.kept.batches.items():
+            sheet.put("batches", count, stage)
+        for to, count in clerk.lines.items():
+            sheet.put("batch_lines", count, to)
+        sheet.put("files", clerk.kept.files)
+        sheet.put("files_bytes", clerk.kept.bytes)
 
 
 class _Fixed:

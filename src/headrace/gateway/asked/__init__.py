@@ -13,7 +13,7 @@ from headrace.gateway.asked.result import Asked, InvalidError
 from headrace.gateway.asked.size import PARTS_MAX, is_bounded
 from headrace.ports.engine import Route
 
-__all__ = ["Asked", "InvalidError", "read"]
+__all__ = ["Asked", "InvalidError", "blame", "read"]
 
 _READERS: dict[Route, Callable[[bytes], Asked]] = {
     Route.CHAT: chat.read,
@@ -22,6 +22,8 @@ _READERS: dict[Route, Callable[[bytes], Asked]] = {
     Route.MESSAGES: messages.read,
     Route.EMBEDDINGS: embeddings.read,
 }
+_KEY = "`key` in `$"
+"""How a key is blamed: here its object is."""
 _MISSING = "Object missing required field `"
 
 
@@ -35,16 +37,16 @@ def read(route: Route, content: bytes) -> Asked:
     try:
         return _READERS[route](content)
     except msgspec.ValidationError as error:
-        raise _blame(str(error)) from None
+        raise blame(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidError("The body is not JSON.") from None
     except RecursionError:
         raise InvalidError("The body is nested too deeply.") from None
 
 
-def _blame(text: str) -> InvalidError:
-    """Split msgspec's words, which tell types and places and never a value."""
-    message, _, place = text.partition(" - at `$")
+def blame(text: str) -> InvalidError:
+    """Return the error of a body by msgspec's words, which tell types and places and no free text."""
+    message, _, place = text.replace(_KEY, "`$").partition(" - at `$")
     place = place.rstrip("`").removeprefix(".")
     if message.startswith(_MISSING):
         field = message.removeprefix(_MISSING).rstrip("`")

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.config.schema import JobsSpec
-from headrace.gateway.asked import InvalidError
+from headrace.gateway.asked import Asked, InvalidError
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, Headers, edge, unfit
 from headrace.gateway.exchange import Exchange
@@ -126,7 +126,7 @@ class Desk:
             model=quote.model,
             route=letter.route,
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in kept),
-            priority=max(-_PRIORITY_MAX, min(taken.asked.priority, _PRIORITY_MAX)),
+            priority=priority(taken.asked),
             service=quote.service,
             created_ns=now,
             deadline_ns=UnixNs(now + (window_ns if ttl is None else min(window_ns, ttl))),
@@ -135,7 +135,7 @@ class Desk:
         )
 
     async def _put(self, job: JobSpec, body: bytes) -> Put:
-        (put,) = await _asked(self._store.put([(job, body)]))
+        (put,) = await asked(self._store.put([(job, body)]))
         if isinstance(put, Refused):
             raise RefusedError(self._refused(put))
         if put.fresh:
@@ -180,7 +180,7 @@ class Desk:
     async def _found(self, tenant: TenantId, ident: JobId) -> Job:
         job = None
         if len(ident) <= _ID_MAX:
-            job = await _asked(self._store.get(tenant, ident))
+            job = await asked(self._store.get(tenant, ident))
         if job is None:
             raise RefusedError(edge(Edge.NO_SUCH_JOB))
         return job
@@ -201,7 +201,7 @@ class Desk:
 
     async def _settled(self, exchange: Exchange, job: Job) -> None:
         """Give the answer of a job that is over, as it would have been given at once."""
-        result = await _asked(self._store.result(job.spec.tenant, job.spec.id))
+        result = await asked(self._store.result(job.spec.tenant, job.spec.id))
         if result is None:
             cause = _WITHOUT_RESULT.get(job.state)
             if cause is None:  # purged since it was looked at
@@ -213,7 +213,7 @@ class Desk:
 
     async def _cancel(self, exchange: Exchange, job: Job) -> None:
         spec = job.spec
-        (found,) = await _asked(self._store.cancel(spec.tenant, [spec.id], self._now()))
+        (found,) = await asked(self._store.cancel(spec.tenant, [spec.id], self._now()))
         match found:
             case Cancel.UNKNOWN:
                 raise RefusedError(edge(Edge.NO_SUCH_JOB))
@@ -244,7 +244,12 @@ def _told(job: Job) -> bytes:
     return msgspec.json.encode(told)
 
 
-async def _asked(asking: Awaitable[T]) -> T:
+def priority(asked: Asked) -> int:
+    """Return how soon a request is wanted, of those of its tenant and class; lower is sooner."""
+    return max(-_PRIORITY_MAX, min(asked.priority, _PRIORITY_MAX))
+
+
+async def asked(asking: Awaitable[T]) -> T:
     """Return what the store says; its troubles are a refusal to the caller."""
     try:
         return await asking
