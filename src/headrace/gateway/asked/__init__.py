@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.gateway.asked import chat, completions, embeddings, messages, responses
+from headrace.gateway.asked import chat, completions, embeddings, messages, responses, stripped
 from headrace.gateway.asked.result import Asked, InvalidError
 from headrace.gateway.asked.size import PARTS_MAX, is_bounded
 from headrace.ports.engine import Route
 
-__all__ = ["Asked", "InvalidError", "read"]
+__all__ = ["Asked", "InvalidError", "bare", "read"]
 
 _READERS: dict[Route, Callable[[bytes], Asked]] = {
     Route.CHAT: chat.read,
@@ -38,6 +38,14 @@ def read(route: Route, content: bytes) -> Asked:
         raise _blame(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidError("The body is not JSON.") from None
+    except RecursionError:
+        raise InvalidError("The body is nested too deeply.") from None
+
+
+def bare(content: bytes) -> bytes:
+    """Return a body that was read without what was said to us alone; raises `InvalidError`."""
+    try:
+        return stripped.stripped(content)
     except RecursionError:
         raise InvalidError("The body is nested too deeply.") from None
 

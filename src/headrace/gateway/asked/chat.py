@@ -13,9 +13,11 @@ from headrace.gateway.asked.fields import (
     shows_each_usage,
     shows_usage,
 )
+from headrace.gateway.asked.marks import Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.parts import Content, add
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
+from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
@@ -25,6 +27,8 @@ class Message(Struct):
     role: str
     content: Content = None
     tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    headrace: Mark | None = None
 
 
 class Chat(Choosing, kw_only=True):
@@ -43,14 +47,17 @@ def read(content: bytes) -> Asked:
     body = _DECODE(content)
     prompt = Prompt()
     has_tools = prompt.json(body.tools)
-    for message in body.messages:
-        said = message.content
+    turns = map(_turn, body.messages) if may_be_ours(content) else ()
+    spans = Spans(prompt, ranks(tuple(turns)))
+    for spans.message, message in enumerate(body.messages):
+        begin, said = prompt.at(), message.content
         if isinstance(said, str):
             prompt.said(message.role, said)
         else:
             prompt.said(message.role)
-            add(prompt, said)
+            add(prompt, said, spans)
         prompt.json(message.tool_calls)
+        spans.end(None, begin)
     counted = prompt.counted()
     return Asked(
         route=Route.CHAT,
@@ -67,6 +74,12 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
+        options=spans.options(),
         priority=body.priority or 0,
         features=features(body, tools=has_tools, form=body.response_format, logprobs=body.logprobs),
     )
+
+
+def _turn(message: Message) -> Turn:
+    called = not (is_empty(message.tool_calls) and is_empty(message.function_call))
+    return turn(message.role, message.headrace, message.content, is_free=not called)

@@ -7,8 +7,10 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
 from headrace.gateway.asked.fields import Answered, Count, cap, features
+from headrace.gateway.asked.marks import Mark, Spans, Turn, ranks, turn
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
+from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
@@ -36,6 +38,8 @@ class Block(Struct):
     name: str | None = None
     input: Raw = Raw()
     content: "Content" = None
+    citations: Raw = Raw()
+    headrace: Mark | None = None
 
 
 Content = str | list[str | Block] | Block | None
@@ -47,6 +51,7 @@ class Message(Struct):
 
     role: str
     content: Content = None
+    headrace: Mark | None = None
 
 
 class Request(Answered, kw_only=True):
@@ -75,9 +80,12 @@ def read(content: bytes) -> Asked:
     if body.system:
         prompt.said("system")
         _add(prompt, body.system)
-    for message in body.messages:
+    spans = Spans(prompt, ranks(_turns(body.messages) if may_be_ours(content) else ()))
+    for spans.message, message in enumerate(body.messages):
+        begin = prompt.at()
         prompt.said(message.role)
-        _add(prompt, message.content)
+        _say(prompt, message.content, spans)
+        spans.end(None, begin)
     counted = prompt.counted()
     return Asked(
         route=Route.MESSAGES,
@@ -93,8 +101,30 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
+        options=spans.options(),
         features=features(body, tools=has_tools),
     )
+
+
+def _turns(messages: list[Message]) -> tuple[Turn, ...]:
+    return tuple(_turn(one, one.content) for one in messages)
+
+
+def _turn(message: Message, content: Content) -> Turn:
+    if isinstance(content, Block):  # only results of tools are known to be said like that
+        return turn(message.role, message.headrace, None, is_free=False)
+    return turn(message.role, message.headrace, content)
+
+
+def _say(prompt: Prompt, content: Content, spans: Spans) -> None:
+    """Add what a message says, `spans` noting its blocks."""
+    if not isinstance(content, list):
+        _add(prompt, content)
+        return
+    for index, block in enumerate(content):
+        begin = prompt.at()
+        _add(prompt, block)
+        spans.end(index, begin)
 
 
 def _add(prompt: Prompt, content: Content) -> None:

@@ -6,15 +6,18 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.gateway.asked.fields import Count, Format, Ranked, cap, features
+from headrace.gateway.asked.marks import Mark, Spans, Turn, ranks, turn
 from headrace.gateway.asked.parts import Content, Part, add, add_part
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
+from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
 class Item(Struct):
     """A message, a call of a tool, its result, or the model's own thoughts."""
 
+    type: str | None = None
     role: str | None = None
     content: Content = None
     name: str | None = None
@@ -23,6 +26,7 @@ class Item(Struct):
     """What a tool that takes plain text is given."""
     output: str | list[str | Part] | Part | None = None
     summary: list[Part] | None = None
+    headrace: Mark | None = None
 
 
 class Text(Struct, gc=False):
@@ -50,6 +54,8 @@ def read(content: bytes) -> Asked:
     """Return what is asked for. What an earlier response left behind is known to the engine alone."""
     body = _DECODE(content)
     prompt = Prompt()
+    turns = _turns(body.input) if may_be_ours(content) else ()
+    spans = Spans(prompt, ranks(turns))
     has_tools = prompt.json(body.tools)
     if body.instructions:
         prompt.said("system", body.instructions)
@@ -58,8 +64,8 @@ def read(content: bytes) -> Asked:
     if isinstance(body.input, str):
         prompt.said("user", body.input)
     else:
-        for item in body.input:
-            _add(prompt, item)
+        for spans.message, item in enumerate(body.input):
+            _add(prompt, item, spans)
     counted = prompt.counted()
     return Asked(
         route=Route.RESPONSES,
@@ -75,6 +81,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
+        options=spans.options(),
         priority=body.priority or 0,
         features=features(
             body,
@@ -85,11 +92,24 @@ def read(content: bytes) -> Asked:
     )
 
 
-def _add(prompt: Prompt, item: Item) -> None:
+def _turns(items: str | list[Item]) -> tuple[Turn, ...]:
+    """Return the items; of those only messages are free that no thoughts stand before: these go together."""
+    if isinstance(items, str):
+        return ()
+    found, before = [], None
+    for item in items:
+        is_free = item.type in (None, "message") and before != "reasoning"
+        found.append(turn(item.role, item.headrace, item.content, is_free=is_free))
+        before = item.type
+    return tuple(found)
+
+
+def _add(prompt: Prompt, item: Item, spans: Spans) -> None:
     """Add one item, under the role that chat templates give it."""
+    begin = prompt.at()
     role = item.role or ("assistant" if item.output is None else "tool")
     prompt.said(role)
-    add(prompt, item.content)
+    add(prompt, item.content, spans)
     for text in (item.name, item.arguments, item.input):
         if text:
             prompt.text(text)
@@ -100,3 +120,4 @@ def _add(prompt: Prompt, item: Item) -> None:
         add_part(prompt, item.output)
     else:
         add(prompt, item.output)
+    spans.end(None, begin)
