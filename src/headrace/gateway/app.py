@@ -81,12 +81,6 @@ class App:
         """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
-        self._revisions = {
-            name: spec.revision.encode()
-            for spec in models
-            for name in spec.names
-            if spec.revision.isascii() and spec.revision.isprintable()
-        }
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
@@ -208,9 +202,6 @@ class App:
                 return
             del letter
             exchange.told.clear()  # nobody asks for them any more
-            revision = self._revisions.get(taken.asked.model)
-            if revision is not None:
-                exchange.headers.append((b"x-headrace-model-revision", revision))
             stream = self._driver.offer(taken.request, taken.ask)
             del taken
             await self._answer(exchange, stream)

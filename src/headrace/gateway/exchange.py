@@ -29,6 +29,7 @@ from headrace.units import InstantNs, to_ms
 KEEP_ALIVE_S = 10.0
 """Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
 COMMENT = b": keep-alive\n\n"
+LEVEL = b"x-headrace-degrade-level"
 _ID_MAX = 128
 _PROCESS, _NUMBERS = secrets.token_hex(10).encode(), count(1)
 """What ids that we mint are made of: no two processes draw the same, no process counts twice."""
@@ -100,6 +101,9 @@ class Exchange:
                 await send_events(self.send, COMMENT, more=True)
         finally:
             first.cancel()
+        if stream.lesser is not None:  # the head is gone; comments are what SDKs skip
+            said = b"".join(b": %s: %s\n" % field for field in form(stream))
+            await send_events(self.send, said + b"\n", more=True)
         await self._go_on(stream, first.result())
 
     async def stream(self, stream: Stream) -> None:
@@ -157,13 +161,31 @@ class Exchange:
 
 def settled(stream: Stream, attempts: int = 1) -> Headers:
     """Return what is told of how an answer was made."""
-    return [
+    found = [
         (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
         (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
         (b"x-headrace-attempts", b"%d" % attempts),
-        (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
         (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
     ]
+    if stream.model_revision is not None:
+        found.append((b"x-headrace-model-revision", stream.model_revision))
+    return found + form(stream)
+
+
+def form(stream: Stream) -> Headers:
+    """Return what is told of the form in which a request is served (DEG-3): nothing that we measured."""
+    lesser = stream.lesser
+    if lesser is None:
+        return [(LEVEL, b"0")]
+    found = [
+        (LEVEL, b"%d" % lesser.level),
+        (b"x-headrace-degrade-reason", stream.why),
+        (b"x-headrace-output-limit", b"%d" % stream.output_limit),
+    ]
+    if most := stream.optional:
+        kept = most if lesser.kept is None else min(lesser.kept, most)
+        found.append((b"x-headrace-optional-kept", b"%d/%d" % (kept, most)))
+    return found
 
 
 def _request_id(told: bytes | None) -> bytes:

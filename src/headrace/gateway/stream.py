@@ -4,15 +4,18 @@ Bounded: over `HIGH` bytes the engine is held back until the handler has taken t
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from headrace.gateway.errors import Edge, Fault, edge
+from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.model.deployment import ModelSpec
+from headrace.model.effect import Dispatch, Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
+from headrace.model.ladder import Lesser
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
-from headrace.units import DurationNs, InstantNs
+from headrace.units import DurationNs, InstantNs, Tokens
 
 HIGH = 65_536
 """Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
@@ -59,6 +62,16 @@ class Stream:
         self.queue_ns = DurationNs(0)
         self.took_ns = DurationNs(0)
         """From arrival to the first token of a stream, or to the end of a whole answer."""
+        self.lesser: Lesser | None = None
+        """In what lesser form it is served; None: as asked."""
+        self.why = b""
+        """Why it is not served as asked, in a word."""
+        self.output_limit = Tokens(0)
+        """Once it was sent."""
+        self.optional = len(ask.optional)
+        """How many parts of its prompt may be left out."""
+        self.model_revision: bytes | None = None
+        """Of the model that answers, if that can be told in a header."""
         self.attempt: AttemptId | None = None
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
@@ -93,10 +106,25 @@ class Stream:
         assert ask is not None, "it was sent before"
         return ask
 
-    def sent(self, decision: DecisionId, attempt: AttemptId, now: InstantNs) -> None:
-        """It was sent to a replica; nothing of the answer is there yet."""
-        self.decision, self.attempt = decision, attempt
+    def refuse(self, effect: Refuse) -> None:
+        """It is not let in."""
+        own = self.request.ttft_ns
+        self.finish(refused(effect.decision, effect.rejection, self.revision, own))
+
+    def fail(self, effect: Fail) -> None:
+        """It was let in, and cannot go on."""
+        sent = self.attempt is not None
+        self.finish(failed(effect.decision, effect.reason, self.revision, sent=sent))
+
+    def sent(self, dispatch: Dispatch, now: InstantNs, models: Mapping[str, ModelSpec]) -> None:
+        """It was sent to a replica of one of the models; nothing of the answer is there yet."""
+        self.decision, self.attempt = dispatch.decision, dispatch.attempt
+        self.lesser, self.output_limit = dispatch.lesser, dispatch.output_limit
         self.queue_ns = DurationNs(now - self.arrived_at)
+        lesser = dispatch.lesser
+        answers = models.get(self.request.model if lesser is None else lesser.model)
+        told = "" if answers is None else answers.revision
+        self.model_revision = told.encode() if told.isascii() and told.isprintable() else None
 
     def push(self, data: bytes) -> None:
         """Add to the answer."""
