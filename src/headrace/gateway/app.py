@@ -17,7 +17,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.exchange import Exchange, Instead
 from headrace.gateway.failures import Failures
 from headrace.gateway.http import (
     CallerGoneError,
@@ -200,13 +200,16 @@ class App:
             taken = await self.intake.take(letter)
             if self.desk is not None and await self.desk.take(exchange, letter, taken):
                 return
+            instead = None if self.desk is None else self.desk.instead(exchange, letter, taken)
             del letter
             exchange.told.clear()  # nobody asks for them any more
             stream = self._driver.offer(taken.request, taken.ask)
             del taken
-            await self._answer(exchange, stream)
+            await self._answer(exchange, stream, instead)
 
-    async def _answer(self, exchange: Exchange, stream: Stream) -> None:
+    async def _answer(
+        self, exchange: Exchange, stream: Stream, instead: Instead | None = None
+    ) -> None:
         """Pass the answer on, and have nobody work on it longer than it is waited for."""
         request, told = stream.request, exchange.headers
         try:
@@ -218,7 +221,7 @@ class App:
                 told.append((b"x-headrace-observed", would.encode()))
             with watching(exchange.wire, lambda: self._driver.leave(request.id)):
                 if not stream.streamed:
-                    await exchange.whole(stream)
+                    await exchange.whole(stream, instead)
                 elif self._is_early(request):
                     await exchange.early(stream)
                 else:

@@ -42,7 +42,7 @@ from headrace.model.event import (
     ShutDown,
     TimerDue,
 )
-from headrace.model.evidence import DecisionRecord
+from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId
 from headrace.model.meter import NO_STREAM, Meter, StreamTiming
 from headrace.model.request import Request
@@ -366,8 +366,11 @@ class Driver:
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
+                record = effect.record
+                if isinstance(record, EntryRecord) and (at := self._streams.get(record.request_id)):
+                    at.decided(record.decision)
                 if self._decided is not None:
-                    self._decided(effect.record)
+                    self._decided(record)
             case Concluded():
                 self._conclude(effect)
 

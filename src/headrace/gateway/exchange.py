@@ -6,7 +6,7 @@ that whatever fails before still has a status of its own (ADM-5).
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 from headrace.gateway.bodies import body, broken
@@ -29,11 +29,14 @@ from headrace.units import InstantNs, to_ms
 KEEP_ALIVE_S = 10.0
 """Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
 COMMENT = b": keep-alive\n\n"
-LEVEL = b"x-headrace-degrade-level"
+LEVEL, REASON = b"x-headrace-degrade-level", b"x-headrace-degrade-reason"
 _ID_MAX = 128
 _PROCESS, _NUMBERS = secrets.token_hex(10).encode(), count(1)
 """What ids that we mint are made of: no two processes draw the same, no process counts twice."""
 _PRINTABLE = range(0x21, 0x7F)
+
+Instead = Callable[[Fault], Awaitable[bool]]
+"""Answers otherwise than with a refusal, or returns False."""
 
 
 class Exchange:
@@ -79,8 +82,8 @@ class Exchange:
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.wire, self.send, fault.face.status, fields, body(fault, self.route))
 
-    async def whole(self, stream: Stream) -> None:
-        """Answer in one piece."""
+    async def whole(self, stream: Stream, instead: Instead | None = None) -> None:
+        """Answer in one piece; `instead` is tried where it is refused and may be answered later."""
         pieces: list[bytes] = []
         end: End | None = None
         while end is None:
@@ -89,7 +92,12 @@ class Exchange:
             end = chunk.end
         if isinstance(end, Done):
             await answer(self.wire, self.send, 200, self._settled(stream), b"".join(pieces))
-        else:
+        elif not (
+            stream.deferrable
+            and instead is not None
+            and isinstance(end, Fault)
+            and await instead(end)
+        ):
             await self._fail(stream, end)
 
     async def early(self, stream: Stream) -> None:
@@ -179,7 +187,7 @@ def form(stream: Stream) -> Headers:
         return [(LEVEL, b"0")]
     found = [
         (LEVEL, b"%d" % lesser.level),
-        (b"x-headrace-degrade-reason", stream.why),
+        (REASON, stream.why),
         (b"x-headrace-output-limit", b"%d" % stream.output_limit),
     ]
     if most := stream.optional:

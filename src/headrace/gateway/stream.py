@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.model.decision import Decision, Degrade
 from headrace.model.deployment import ModelSpec
 from headrace.model.effect import Dispatch, Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
@@ -20,6 +21,8 @@ from headrace.units import DurationNs, InstantNs, Tokens
 HIGH = 65_536
 """Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
 holds then, the read at hand and the socket's buffer, well under 1 MiB a stream."""
+
+_WANT_OF_CAPACITY = 503
 
 
 class Done(Struct, frozen=True):
@@ -66,6 +69,8 @@ class Stream:
         """In what lesser form it is served; None: as asked."""
         self.why = b""
         """Why it is not served as asked, in a word."""
+        self.deferrable = False
+        """It was refused, and may be answered later instead (DEG-1)."""
         self.output_limit = Tokens(0)
         """Once it was sent."""
         self.optional = len(ask.optional)
@@ -106,10 +111,17 @@ class Stream:
         assert ask is not None, "it was sent before"
         return ask
 
+    def decided(self, decision: Decision) -> None:
+        """Note why it is not served as asked."""
+        if isinstance(decision, Degrade):
+            self.why = decision.why.encode()
+
     def refuse(self, effect: Refuse) -> None:
         """It is not let in."""
         own = self.request.ttft_ns
-        self.finish(refused(effect.decision, effect.rejection, self.revision, own))
+        fault = refused(effect.decision, effect.rejection, self.revision, own)
+        self.deferrable = effect.rejection.defer and fault.face.status == _WANT_OF_CAPACITY
+        self.finish(fault)
 
     def fail(self, effect: Fail) -> None:
         """It was let in, and cannot go on."""
