@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway import health
+from headrace.gateway import health, outlook
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
@@ -32,6 +32,7 @@ from headrace.gateway.http import (
 from headrace.gateway.intake import Intake, Letter, RefusedError
 from headrace.gateway.jobs.desk import JOBS, Desk
 from headrace.gateway.limits import rate_headers
+from headrace.gateway.outlook import LADDER
 from headrace.gateway.stream import Stream
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import RequestId, TenantId
@@ -97,6 +98,7 @@ class App:
         self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
             **{route: (("POST",), partial(self._generate, route)) for route in Route},
             "/v1/models": (("GET", "HEAD"), self._list),
+            LADDER: (("GET", "HEAD"), self._ladder),
             **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
             **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
         }
@@ -174,6 +176,15 @@ class App:
         ]
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
+
+    async def _ladder(self, exchange: Exchange) -> None:
+        """Tell in what form a request would be served now."""
+        tenant = exchange.tenant = self._tenant(exchange)
+        with self._open:
+            query = exchange.scope["query_string"]
+            found = outlook.told(self._driver, self.intake, tenant, exchange.told, query)
+            exchange.headers += rate_headers(self._driver.plane, tenant)
+            await exchange.content(found)
 
     async def _job(self, exchange: Exchange) -> None:
         """Tell of a deferred request, or cancel it."""

@@ -126,12 +126,12 @@ class Intake:
             max_output=asked.output_cap,
             user=self._user(tenant, told.get(USER), asked.user),
             session=self._session(tenant, wished.session),
-            slo_class=self._objective(told, tenant),
+            slo_class=self.objective(told, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             prefix_kept=min(len(prefix), asked.options.begin // CHUNK_BYTES),
             optional=_scaled(asked, tokens),
-            lowest=_lowest(told),
+            lowest=lowest(told),
             stream=asked.stream,
             features=asked.features,
             fan_out=asked.fan_out,
@@ -177,7 +177,7 @@ class Intake:
         content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
-    def _objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
+    def objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
         for name in _UNTRUSTED.keys() & told.keys():
             self.ignored[_UNTRUSTED[name]] += 1
@@ -224,8 +224,8 @@ def _scaled(asked: Asked, tokens: Tokens) -> tuple[Tokens, ...]:
     return tuple(Tokens(one * tokens // estimate) for one in asked.options.tokens)
 
 
-def _lowest(told: Mapping[bytes, bytes]) -> int:
-    """Return how far down its caller lets it go; callers may want more than their tenant agreed to."""
+def lowest(told: Mapping[bytes, bytes]) -> int:
+    """Return how far down the headers let a request go, or blame them; a tenant may have agreed to less."""
     value = told.get(_DEGRADE)
     if value is None:
         return LEVEL_MAX

@@ -120,7 +120,8 @@ class Stream:
         """It is not let in."""
         own = self.request.ttft_ns
         fault = refused(effect.decision, effect.rejection, self.revision, own)
-        self.deferrable = effect.rejection.defer and fault.face.status == _WANT_OF_CAPACITY
+        passing = fault.face.status == _WANT_OF_CAPACITY and fault.retry_after_ns is not None
+        self.deferrable = effect.rejection.defer and passing
         self.finish(fault)
 
     def fail(self, effect: Fail) -> None:

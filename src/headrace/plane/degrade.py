@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.model.decision import Decision, LetIn, Reject
-from headrace.model.deployment import ModelSpec
+from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.evidence import EntryEvidence, LadderRecord, Tried
 from headrace.model.ids import ClassName, ModelName
 from headrace.model.ladder import LEVEL_MAX, LadderFacts, LadderSpec, Pressure
@@ -123,7 +123,9 @@ def _pressure(
         offered=known.inflow.micro(rivals)[: spec.level + 1],
         rate_micro=rate,
         wait_ns=time_for(queued, rate) if rate else DurationNs(0),
-        refused=refused is not None and refused >= later(standing.since, SETTLE_NS),
+        refused=refused is not None
+        and refused >= later(standing.since, SETTLE_NS)
+        and elapsed(refused, now) < SETTLE_NS,
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
     )
 
@@ -159,7 +161,7 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
         tenant=asked.tenant.degrade,
         caller=request.lowest,
         model=asked.model,
-        smaller=_smaller(m, asked, spec) is not None,
+        smaller=smaller(m, asked.tenant, asked.slo_class, spec) is not None,
         input_tokens=request.input_tokens,
         optional=request.optional,
         max_output=request.max_output,
@@ -167,12 +169,14 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
     )
 
 
-def _smaller(m: Machine, asked: Asked, spec: LadderSpec) -> ModelSpec | None:
+def smaller(
+    m: Machine, tenant: TenantSpec, slo_class: ClassName, spec: LadderSpec
+) -> ModelSpec | None:
     """Return the smaller model, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
+    if model is None or m.settings.pool_for(ModelName(model.name), slo_class) is None:
         return None
-    return model if asked.tenant.may_ask(model, model.name) else None
+    return model if tenant.may_ask(model, model.name) else None
 
 
 def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
