@@ -13,7 +13,7 @@ from headrace.adapters.engines.inprocess import InProcessEngine
 from headrace.gateway.asked import read
 from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
 from headrace.model.event import RequestArrived
-from headrace.model.ids import ClassName, Incarnation, ModelName, PoolName, ReplicaName
+from headrace.model.ids import ClassName, Incarnation, ModelName, PoolName, ReplicaName, TenantId
 from headrace.model.ladder import LadderSpec
 from headrace.model.request import Request
 from headrace.plane.levels import Standing
@@ -25,6 +25,7 @@ from headrace.ports.jobs import Limits
 from headrace.replica.core import Replica
 from tests.conformance.jobs.naive import NaiveJobs
 from tests.gateway.deferring import Deferring
+from tests.gateway.managed import Managed, value
 from tests.gateway.scenes import (
     KEYS,
     PROFILE,
@@ -205,7 +206,7 @@ async def level_now(world: Gateway, **fields: Any) -> Any:
     return (await world.ask(path=path, method="GET", **fields).done()).json
 
 
-async def rush(world: Gateway, gap_ms: float, count: int) -> list[tuple[str, Caller]]:
+async def rush(world: Gateway | Managed, gap_ms: float, count: int) -> list[tuple[str, Caller]]:
     """Have so many requests come at equal gaps, of one who agreed to less and one who did not."""
 
     async def one(nth: int) -> tuple[str, Caller]:
@@ -305,6 +306,37 @@ async def test_a_head_that_went_out_early_is_followed_by_the_form() -> None:
     assert b": x-headrace-degrade-level: 2" in first
     assert b": x-headrace-optional-kept: 1/2" in first
     poked(world)
+
+
+async def test_operators_see_levels_and_what_was_left_out() -> None:
+    world = Managed(config=agreed())
+    await rush(world, 150, 100)
+    found = await world.scrape()
+    who, queue = {"tenant": "free", "class": "interactive"}, {"model": "m", "class": "interactive"}
+    tallies = world.driver.plane.state.accounts.tallies[TenantId("free")]
+    degraded = tallies[ClassName("interactive")].degraded
+    assert degraded[2] > 0
+    for level, count in degraded.items():
+        told = {**who, "level": str(level)}
+        assert value(found, "headrace_degraded_requests_total", **told) == count
+    assert value(found, "headrace_left_out_parts_total", **who) == degraded[2], "one of each"
+    assert value(found, "headrace_degrade_level", **queue) == 2
+    times = [
+        value(found, "headrace_degrade_level_seconds_total", **queue, level=str(level)) or 0
+        for level in range(4)
+    ]
+    assert times[2] > 0
+    assert times[3] == 0
+    assert "headrace_degrade_recovery_seconds" not in found
+    state = (await world.look("/state")).json
+    levels = {(one["model"], one["slo_class"]): one["level"] for one in state["queues"]}
+    assert levels["m", "interactive"] == 2
+    assert levels["m", "batch"] == 0
+    await reach(world.clock, 80_000)
+    found = await world.scrape()
+    assert value(found, "headrace_degrade_level", **queue) == 0
+    assert (value(found, "headrace_degrade_recovery_seconds", **queue) or 0) > 10
+    world.finish()
 
 
 # Before there is a prompt ---------------------------------------------------------------------
