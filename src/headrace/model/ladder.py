@@ -86,6 +86,10 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     """Whether somebody was refused of late at this level, since it had time to show."""
     calm_ns: DurationNs
     """For how long the level above would have done."""
+    quiet_ns: DurationNs
+    """For how long there was no sign that this one does not do."""
+    failed: int
+    """Steps up in a row that were tried against the forecast, and taken back."""
 
 
 class Lesser(Struct, frozen=True, kw_only=True, gc=False):

@@ -48,7 +48,7 @@ def decide(m: Machine, asked: Asked, now: InstantNs) -> Found:
         _count(m, asked, found.decision, (asked.demand.work_p50_ns,) * len(NOTHING), now)
         return found
     if standing is None:
-        standing = asked.known.standings[asked.slo_class] = Standing(since=now)
+        standing = asked.known.standings[asked.slo_class] = Standing(since=now, quiet_from=now)
     return _climbed(m, asked, spec, standing, now)
 
 
@@ -94,12 +94,13 @@ def look(
     config = m.settings.config
     seen = _pressure(m, model, slo_class, standing, now)
     level = class_level(config, seen)
+    here = seen
     if level != standing.level:
-        standing.move(level, now)
-        calm = config.degrading.is_calm(replace(seen, level=level, refused=False))
-    else:
-        calm = config.degrading.is_calm(seen)
-    if not calm or not level:
+        standing.move(level, now, trying=config.degrading.is_try(seen))
+        here = replace(seen, level=level, refused=False)
+    if config.degrading.is_short(here):
+        standing.quiet_from = now
+    if not config.degrading.is_calm(here):
         standing.calm_from = None
     elif standing.calm_from is None:
         standing.calm_from = now
@@ -127,6 +128,8 @@ def _pressure(
         and refused >= later(standing.since, SETTLE_NS)
         and elapsed(refused, now) < SETTLE_NS,
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
+        quiet_ns=elapsed(standing.quiet_from, now),
+        failed=standing.failed,
     )
 
 

@@ -62,8 +62,14 @@ class Standing(Struct):
     """When it came to this level."""
     calm_from: InstantNs | None = None
     """Since when the level above would have done; None: it would not."""
+    quiet_from: InstantNs = InstantNs(0)
+    """Since when there was no sign that this one does not do."""
     refused_at: InstantNs | None = None
     """When a request was last refused that had tried this level."""
+    trying: bool = False
+    """Whether it came here by a step up against the forecast."""
+    failed: int = 0
+    """Such steps in a row that were taken back."""
     entered: list[int] = field(default_factory=lambda: list(NOTHING))
     """How often it came to each level."""
     spent_ns: list[int] = field(default_factory=lambda: list(NOTHING))
@@ -73,9 +79,15 @@ class Standing(Struct):
     recovered_ns: DurationNs | None = None
     """How long it took the last time until it was back there; None: it never was away."""
 
-    def move(self, level: int, now: InstantNs) -> None:
-        """Come to another level."""
+    def move(self, level: int, now: InstantNs, *, trying: bool) -> None:
+        """Come to another level; `trying`: against the forecast, if it is a step up."""
         assert level != self.level, "it is there"
+        up = level < self.level
+        if not up:
+            self.failed += self.trying
+        elif not trying:
+            self.failed = 0
+        self.trying = up and trying
         self.spent_ns[self.level] += now - self.since
         self.entered[level] += 1
         if not self.level:
@@ -83,7 +95,7 @@ class Standing(Struct):
         elif not level:
             assert self.left_at is not None, "it was away"
             self.recovered_ns, self.left_at = elapsed(self.left_at, now), None
-        self.level, self.since = level, now
+        self.level, self.since, self.quiet_from = level, now, now
         self.calm_from = self.refused_at = None
 
     def time_at(self, now: InstantNs) -> tuple[int, ...]:
