@@ -42,8 +42,11 @@ class Front:
 
     def stand(self, level: int) -> None:
         """Have the class at a level, as if load had brought it there."""
-        known = self.gateway.driver.plane.state.models[ModelName(MODEL)]
-        known.standings[ClassName("interactive")] = Standing(level=level, left_at=known.inflow.at)
+        plane = self.gateway.driver.plane
+        known, now = plane.state.models[ModelName(MODEL)], plane.state.now
+        known.standings[ClassName("interactive")] = Standing(
+            level=level, since=now, quiet_from=now, left_at=now
+        )
 
     def seen(self) -> Any:
         """Return the newest body that the engine was sent."""

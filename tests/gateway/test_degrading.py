@@ -184,8 +184,11 @@ def talk(nth: int, *, parts: int = 8_000) -> list[dict[str, Any]]:
 
 def standing(world: Gateway, level: int) -> None:
     """Have the class at a level, as if load had brought it there."""
-    known = world.driver.plane.state.models[ModelName("m")]
-    known.standings[ClassName("interactive")] = Standing(level=level, left_at=known.inflow.at)
+    plane = world.driver.plane
+    known, now = plane.state.models[ModelName("m")], plane.state.now
+    known.standings[ClassName("interactive")] = Standing(
+        level=level, since=now, quiet_from=now, left_at=now
+    )
 
 
 def told(caller: Caller) -> dict[str, str]:
