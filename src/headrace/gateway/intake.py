@@ -8,7 +8,7 @@ from hashlib import blake2b
 from msgspec import Struct
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway.asked import Asked, InvalidError, bare, read
+from headrace.gateway.asked import Asked, InvalidError, taken
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
@@ -211,7 +211,7 @@ def _read(route: Route, content: bytes) -> tuple[Asked, bytes]:
     try:
         if not content.isascii():
             content.decode()  # fields that nobody here reads go on to the engine, and must be JSON too
-        return read(route, content), bare(content)
+        return taken(route, content)
     except UnicodeDecodeError:
         raise invalid("The body is not UTF-8.", None) from None
     except InvalidError as error:

@@ -13,11 +13,10 @@ from headrace.gateway.asked.fields import (
     shows_each_usage,
     shows_usage,
 )
-from headrace.gateway.asked.marks import Mark, Spans, Turn, is_empty, ranks, turn
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.parts import Content, add
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
-from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
@@ -42,22 +41,24 @@ class Chat(Choosing, kw_only=True):
 _DECODE = msgspec.json.Decoder(Chat).decode
 
 
-def read(content: bytes) -> Asked:
-    """Return what is asked for; the newer name of the cap wins."""
+def read(content: bytes, marked: bool) -> Asked:
+    """Return what is asked for, `marked` or not; the newer name of the cap wins."""
     body = _DECODE(content)
     prompt = Prompt()
     has_tools = prompt.json(body.tools)
-    turns = map(_turn, body.messages) if may_be_ours(content) else ()
-    spans = Spans(prompt, ranks(tuple(turns)))
-    for spans.message, message in enumerate(body.messages):
-        begin, said = prompt.at(), message.content
+    spans = None
+    if marked:
+        spans = Spans(prompt, ranks(tuple(map(_turn, body.messages))))
+    for nth, message in enumerate(body.messages):
+        if spans is not None:
+            spans.message(nth)
+        said = message.content
         if isinstance(said, str):
             prompt.said(message.role, said)
         else:
             prompt.said(message.role)
             add(prompt, said, spans)
         prompt.json(message.tool_calls)
-        spans.end(None, begin)
     counted = prompt.counted()
     return Asked(
         route=Route.CHAT,
@@ -74,7 +75,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
-        options=spans.options(),
+        options=NO_OPTIONS if spans is None else spans.options(),
         priority=body.priority or 0,
         features=features(body, tools=has_tools, form=body.response_format, logprobs=body.logprobs),
     )

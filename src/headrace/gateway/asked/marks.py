@@ -70,8 +70,7 @@ class Span(Struct, frozen=True):
 
     rank: int
     place: Place
-    at_byte: int
-    """Where it begins in the canonical prompt."""
+    begin: At
     tokens: int
 
 
@@ -155,33 +154,53 @@ def _can_go(part: str | Marked) -> bool:
 class Spans:
     """Notes where in a prompt stands what may be left out, while it is made."""
 
-    __slots__ = ("_found", "_prompt", "_ranks", "message")
+    __slots__ = ("_found", "_message", "_open", "_part", "_prompt", "_ranks")
 
     def __init__(self, prompt: Prompt, ranks: dict[Place, int]) -> None:
         """Note what has a rank."""
         self._prompt, self._ranks = prompt, ranks
         self._found: list[Span] = []
-        self.message = 0
-        """The number of the one that is being added."""
+        self._message = 0
+        self._part: int | None = None
+        self._open: dict[int | None, At] = {}
 
-    def end(self, part: int | None, begin: At) -> None:
-        """A part of the message, or all of it, ends that began at `begin`."""
-        place = self.message, part
-        rank = self._ranks.get(place)
-        if rank is not None:
-            tokens = self._prompt.tokens_since(begin)
-            self._found.append(Span(rank, place, begin.size, tokens))
+    def message(self, nth: int) -> None:
+        """A message begins here, and what came before ends."""
+        self._end()
+        self._message, self._open = nth, {None: self._prompt.at()}
+
+    def part(self, index: int) -> None:
+        """A part of the message begins here, and the one before it ends."""
+        if self._part is not None:
+            self._close(self._part)
+        self._part = index
+        self._open[index] = self._prompt.at()
 
     def options(self) -> Options:
         """Return what may be left out, the most useful first; of equal ranks, what comes first."""
+        self._end()
         if not self._found:
             return NO_OPTIONS
         found = sorted(self._found, key=lambda span: span.rank)
         tokens = [span.tokens for span in found[:OPTIONAL_MAX]]
         if rest := found[OPTIONAL_MAX:]:
             tokens.append(sum(span.tokens for span in rest))
+        first = min((span.begin for span in found), key=lambda at: at.pieces)
         return Options(
             places=tuple(span.place for span in found),
             tokens=tuple(map(Tokens, tokens)),
-            begin=min(span.at_byte for span in found),
+            begin=self._prompt.bytes_before(first),
         )
+
+    def _end(self) -> None:
+        if self._part is not None:
+            self._close(self._part)
+        self._part = None
+        self._close(None)
+
+    def _close(self, part: int | None) -> None:
+        """End all of a message, or a part of it."""
+        place = self._message, part
+        begin, rank = self._open.pop(part, None), self._ranks.get(place)
+        if begin is not None and rank is not None:
+            self._found.append(Span(rank, place, begin, self._prompt.tokens_since(begin)))

@@ -7,10 +7,9 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
 from headrace.gateway.asked.fields import Answered, Count, cap, features
-from headrace.gateway.asked.marks import Mark, Spans, Turn, ranks, turn
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, ranks, turn
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
-from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
@@ -72,7 +71,7 @@ class Request(Answered, kw_only=True):
 _DECODE = msgspec.json.Decoder(Request).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, marked: bool) -> Asked:
     """Return what is asked for."""
     body = _DECODE(content)
     prompt = Prompt()
@@ -80,12 +79,12 @@ def read(content: bytes) -> Asked:
     if body.system:
         prompt.said("system")
         _add(prompt, body.system)
-    spans = Spans(prompt, ranks(_turns(body.messages) if may_be_ours(content) else ()))
-    for spans.message, message in enumerate(body.messages):
-        begin = prompt.at()
+    spans = Spans(prompt, ranks(_turns(body.messages))) if marked else None
+    for nth, message in enumerate(body.messages):
+        if spans is not None:
+            spans.message(nth)
         prompt.said(message.role)
-        _say(prompt, message.content, spans)
-        spans.end(None, begin)
+        _add(prompt, message.content, spans)
     counted = prompt.counted()
     return Asked(
         route=Route.MESSAGES,
@@ -101,7 +100,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
-        options=spans.options(),
+        options=NO_OPTIONS if spans is None else spans.options(),
         features=features(body, tools=has_tools),
     )
 
@@ -116,19 +115,8 @@ def _turn(message: Message, content: Content) -> Turn:
     return turn(message.role, message.headrace, content)
 
 
-def _say(prompt: Prompt, content: Content, spans: Spans) -> None:
-    """Add what a message says, `spans` noting its blocks."""
-    if not isinstance(content, list):
-        _add(prompt, content)
-        return
-    for index, block in enumerate(content):
-        begin = prompt.at()
-        _add(prompt, block)
-        spans.end(index, begin)
-
-
-def _add(prompt: Prompt, content: Content) -> None:
-    """Add what is said, blocks within blocks too."""
+def _add(prompt: Prompt, content: Content, spans: Spans | None = None) -> None:
+    """Add what is said, blocks within blocks too; `spans` notes the outermost."""
     if content is None:
         return
     if isinstance(content, str):
@@ -136,7 +124,9 @@ def _add(prompt: Prompt, content: Content) -> None:
     elif isinstance(content, Block):
         _add_block(prompt, content)
     else:
-        for block in content:
+        for index, block in enumerate(content):
+            if spans is not None:
+                spans.part(index)
             _add(prompt, block)
 
 

@@ -60,13 +60,12 @@ def add(prompt: Prompt, content: Content, spans: Spans | None = None) -> None:
         prompt.text(content)
         return
     for index, part in enumerate(content):
-        begin = prompt.at()
+        if spans is not None:
+            spans.part(index)
         if isinstance(part, str):
             prompt.text(part)
         else:
             add_part(prompt, part)
-        if spans is not None:
-            spans.end(index, begin)
 
 
 def add_part(prompt: Prompt, part: Part) -> None:

@@ -52,8 +52,7 @@ class Counted(Struct, frozen=True, gc=False):
 class At(Struct, frozen=True, gc=False):
     """How far a prompt in the making is."""
 
-    size: int
-    """Bytes."""
+    pieces: int
     counted_bytes: int
     tokens: int
     """Tokens beside those of bytes that are not counted."""
@@ -65,23 +64,23 @@ class Prompt:
     What is appended changes nothing before it: a longer conversation begins like the shorter one.
     """
 
-    __slots__ = ("_counted_bytes", "_fill", "_margin", "_pieces", "_size", "_tokens")
+    __slots__ = ("_counted_bytes", "_fill", "_margin", "_pieces", "_tokens")
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self._pieces: list[bytes] = []
         self._fill = _FILL_BYTES_MAX
-        self._size = self._tokens = self._margin = 0
+        self._tokens = self._margin = 0
         self._counted_bytes = 0
         """Bytes whose tokens are known otherwise than by their number."""
 
     def said(self, role: str, text: str = "") -> None:
         """Begin a message."""
-        self._put(f"\x1e{role}\x1f{text}".encode())
+        self._pieces.append(f"\x1e{role}\x1f{text}".encode())
 
     def text(self, text: str) -> None:
         """Add text as it stands."""
-        self._put(text.encode())
+        self._pieces.append(text.encode())
 
     def json(self, value: Raw) -> bool:
         """Add JSON, however spelled; return whether anything is in it."""
@@ -91,13 +90,13 @@ class Prompt:
         content = _ENCODE(_DECODE(content))
         if content in _EMPTY:
             return False
-        self._put(content)
+        self._pieces.append(content)
         return True
 
     def ids(self, tokens: Sequence[int]) -> None:
         """Add token ids, which count themselves; raises `TypeError` if they are none."""
         piece = array("I", tokens).tobytes()
-        self._put(piece)
+        self._pieces.append(piece)
         self._counted_bytes += len(piece)
         self._tokens += len(tokens)
 
@@ -107,19 +106,24 @@ class Prompt:
         size = min(weight.tokens * BYTES_PER_TOKEN, self._fill)
         self._fill -= size
         piece = digest * max(1, ceil_div(size, _DIGEST_BYTES))
-        self._put(piece)
+        self._pieces.append(piece)
         self._counted_bytes += len(piece)
         self._tokens += weight.tokens
         self._margin += weight.margin
 
     def at(self) -> At:
         """Return how far it is."""
-        return At(self._size, self._counted_bytes, self._tokens)
+        return At(len(self._pieces), self._counted_bytes, self._tokens)
 
     def tokens_since(self, begin: At) -> int:
         """Return about how many tokens were added, never more than those of the whole."""
-        size = self._size - begin.size - (self._counted_bytes - begin.counted_bytes)
+        size = sum(map(len, self._pieces[begin.pieces :]))
+        size -= self._counted_bytes - begin.counted_bytes
         return size // BYTES_PER_TOKEN + self._tokens - begin.tokens
+
+    def bytes_before(self, at: At) -> int:
+        """Return how many bytes there were."""
+        return sum(map(len, self._pieces[: at.pieces]))
 
     def counted(self) -> Counted:
         """Return the prompt, and its estimate."""
@@ -128,7 +132,3 @@ class Prompt:
         margin = tokens // _MARGIN + self._margin
         is_text = not self._counted_bytes
         return Counted(prompt, Tokens(tokens + self._tokens), Tokens(margin), is_text)
-
-    def _put(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)

@@ -6,11 +6,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.gateway.asked.fields import Count, Format, Ranked, cap, features
-from headrace.gateway.asked.marks import Mark, Spans, Turn, ranks, turn
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, ranks, turn
 from headrace.gateway.asked.parts import Content, Part, add, add_part
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
-from headrace.gateway.asked.stripped import may_be_ours
 from headrace.ports.engine import Route
 
 
@@ -50,12 +49,11 @@ class Response(Ranked, kw_only=True):
 _DECODE = msgspec.json.Decoder(Response).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, marked: bool) -> Asked:
     """Return what is asked for. What an earlier response left behind is known to the engine alone."""
     body = _DECODE(content)
     prompt = Prompt()
-    turns = _turns(body.input) if may_be_ours(content) else ()
-    spans = Spans(prompt, ranks(turns))
+    spans = Spans(prompt, ranks(_turns(body.input))) if marked else None
     has_tools = prompt.json(body.tools)
     if body.instructions:
         prompt.said("system", body.instructions)
@@ -64,7 +62,9 @@ def read(content: bytes) -> Asked:
     if isinstance(body.input, str):
         prompt.said("user", body.input)
     else:
-        for spans.message, item in enumerate(body.input):
+        for nth, item in enumerate(body.input):
+            if spans is not None:
+                spans.message(nth)
             _add(prompt, item, spans)
     counted = prompt.counted()
     return Asked(
@@ -81,7 +81,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
-        options=spans.options(),
+        options=NO_OPTIONS if spans is None else spans.options(),
         priority=body.priority or 0,
         features=features(
             body,
@@ -104,9 +104,8 @@ def _turns(items: str | list[Item]) -> tuple[Turn, ...]:
     return tuple(found)
 
 
-def _add(prompt: Prompt, item: Item, spans: Spans) -> None:
+def _add(prompt: Prompt, item: Item, spans: Spans | None) -> None:
     """Add one item, under the role that chat templates give it."""
-    begin = prompt.at()
     role = item.role or ("assistant" if item.output is None else "tool")
     prompt.said(role)
     add(prompt, item.content, spans)
@@ -120,4 +119,3 @@ def _add(prompt: Prompt, item: Item, spans: Spans) -> None:
         add_part(prompt, item.output)
     else:
         add(prompt, item.output)
-    spans.end(None, begin)

@@ -13,8 +13,8 @@ from msgspec import Raw
 
 OURS = "headrace"
 _NAME = OURS.encode()
-_ESCAPED = re.compile(rb"\\u00[67]")
-"""A letter, which may be of the name."""
+_LETTER = re.compile(rb"\\u00[67]")
+"""A letter, which may be of the name, as an escape."""
 _TOP = ("messages", "input", "system")
 _WITHIN = ("content", "output", "summary", "source")
 """Fields in which messages and parts stand: of a body, and of a message or a part."""
@@ -24,20 +24,19 @@ _ITEMS = msgspec.json.Decoder(list[Raw])
 _encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
 
 
-def may_be_ours(body: bytes) -> bool:
-    """Return whether a body may have an object of ours."""
-    return _NAME in body or _ESCAPED.search(body) is not None
-
-
 def stripped(body: bytes) -> bytes:
     """Return a body of JSON without what is ours; one that has nothing of it is itself.
 
     What is left is written as it was. Raises `msgspec.DecodeError`, and `RecursionError` for one that is
     nested too deeply.
     """
-    if not may_be_ours(body):
+    if _NAME not in body and not _may_be_escaped(body):
         return body
     return bytes(_object(_FIELDS.decode(body), _TOP) or body)
+
+
+def _may_be_escaped(body: bytes) -> bool:
+    return b"\\" in body and _LETTER.search(body) is not None
 
 
 def _value(value: Raw) -> Raw | None:
