@@ -11,7 +11,7 @@ from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.engines.inprocess import InProcessEngine
 from headrace.gateway.asked import read
-from headrace.model.deployment import ClassSpec, ModelSpec, TenantSpec
+from headrace.model.deployment import ClassSpec, Defer, ModelSpec, TenantSpec
 from headrace.model.event import RequestArrived
 from headrace.model.ids import ClassName, Incarnation, ModelName, PoolName, ReplicaName, TenantId
 from headrace.model.ladder import LadderSpec
@@ -430,6 +430,21 @@ async def test_what_no_step_can_save_is_answered_later() -> None:
     assert answer.headers["x-headrace-model-revision"] == "1"
     assert answer.headers["x-headrace-policy-revision"] == "1"
     await world.end()
+
+
+async def test_a_deferred_request_goes_no_further_down_than_its_caller_said() -> None:
+    world = Deferring(plane=agreed(defer=Defer.ASKED))
+    for said, level in ((None, "2"), ("1", "1"), ("0", "0")):
+        standing(world, 2)
+        headers = {"prefer": "respond-async"}
+        if said is not None:
+            headers["x-headrace-degrade"] = said
+        caller = await world.ask(headers=headers, messages=talk(1), max_tokens=20).done()
+        assert caller.status == 202
+        answer = await world.look(caller.headers["location"], wait=60)
+        assert (answer.status, told(answer)["level"]) == (200, level)
+    await world.dispatcher.close()
+    poked(world)
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,15 @@ def test_thoughts_leave_room_for_an_answer(budget: int, limit: int, heard: Json)
     assert (out["thinking"], out["max_tokens"]) == (heard, limit)
 
 
+@pytest.mark.parametrize(
+    ("said", "heard"), [(513, 512), (512, 512), (9, 9), (None, None), ("600", "600")]
+)
+def test_no_answer_is_to_be_longer_than_it_may_be(said: Any, heard: Any) -> None:
+    body = told(Route.CHAT, [QUESTION], min_tokens=said)
+    assert sent(Route.CHAT, body, less(None, level=1))["min_tokens"] == heard
+    assert sent(Route.CHAT, body, None)["min_tokens"] == said
+
+
 def test_a_smaller_model_answers_under_its_own_name() -> None:
     ask = Ask(
         route=Route.CHAT,

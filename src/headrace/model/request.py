@@ -81,13 +81,16 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     def lessened(self, kept: int | None) -> "Request":
         """Return it as it is with only so many optional parts, the first by rank; None: all of them.
 
-        From the first part on that is optional the prompt is another: nothing is known to be cached there.
+        From the first part on that is optional the prompt is another: nothing is known to be cached there, and
+        its text teaches nothing of what bytes come to.
         """
         if kept is None or kept >= len(self.optional):
             return self
+        left = max(1, self.input_tokens - sum(self.optional[kept:]))
         return replace(
             self,
-            input_tokens=Tokens(max(1, self.input_tokens - sum(self.optional[kept:]))),
+            input_tokens=Tokens(left),
+            input_margin=Tokens(self.input_margin * left // max(1, self.input_tokens)),
             text=None,
             prefix=self.prefix[: self.prefix_kept],
             optional=self.optional[:kept],

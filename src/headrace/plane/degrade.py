@@ -23,7 +23,7 @@ from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
 from headrace.policy.degrade.level import SETTLE_NS
-from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens, elapsed, later, time_for
+from headrace.units import NS_PER_S, DurationNs, InstantNs, elapsed, later, time_for
 
 
 class Found(Struct, frozen=True):
@@ -194,23 +194,9 @@ def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
 
 
 def as_served(request: Request, form: Form) -> Request:
-    """Return a request in a lesser form; whoever has the prompt has to make it so.
-
-    Text that something was left out of teaches nothing of what bytes come to.
-    """
-    changed = replace(request, max_output=form.max_output)
-    if form.level == LEVEL_MAX:
-        changed = replace(changed, model=form.model)
-    if form.kept is None or form.input_tokens == request.input_tokens:
-        return changed
-    return replace(
-        changed,
-        input_tokens=form.input_tokens,
-        input_margin=Tokens(request.input_margin * form.input_tokens // request.input_tokens),
-        text=None,
-        optional=request.optional[: form.kept],
-        prefix=request.prefix[: request.prefix_kept],
-    )
+    """Return a request in a lesser form; whoever has the prompt has to make it so."""
+    changed = replace(request.lessened(form.kept), max_output=form.max_output)
+    return replace(changed, model=form.model) if form.level == LEVEL_MAX else changed
 
 
 def _works(asked: Asked, steps: Sequence[Form]) -> tuple[int, ...]:

@@ -103,6 +103,15 @@ def thinking(fields: Mapping[str, Raw], route: Route, limit: Tokens) -> dict[str
     return {"thinking": Raw(_encode(told | {"budget_tokens": limit // 2}))}
 
 
+def least(fields: Mapping[str, Raw], limit: Tokens) -> dict[str, Raw]:
+    """Return what changes where an answer is to be longer than it may be, by vLLM's and SGLang's field."""
+    try:
+        told = _COUNT.decode(fields.get("min_tokens", b"0"))
+    except _UNREADABLE:
+        return {}
+    return {"min_tokens": Raw(b"%d" % limit)} if told > limit else {}
+
+
 def _object(fields: Mapping[str, Raw], name: str) -> dict[str, Raw]:
     """Return the fields of an object within a body; none where it is no object."""
     try:

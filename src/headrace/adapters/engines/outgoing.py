@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.adapters.engines.kinds import Priority
-from headrace.adapters.engines.lessening import calmer, thinking, without
+from headrace.adapters.engines.lessening import calmer, least, thinking, without
 from headrace.model.effect import Dispatch
 from headrace.model.ladder import LEVEL_MAX, Lesser
 from headrace.model.told import PREFIX, Told
@@ -134,6 +134,7 @@ def _lessened(
 ) -> dict[str, Raw]:
     """Return what changes for a request to be served in a lesser form."""
     changes = thinking(fields, ask.route, dispatch.output_limit)
+    changes |= least(fields, dispatch.output_limit)
     if lesser.effort is not None:
         changes |= calmer(fields, ask.route, lesser.effort)
     if lesser.kept is not None:
