@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from headrace.config.ladders import ladders
 from headrace.config.problem import Problem, warning
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
@@ -489,4 +490,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _admin,
     _token_counts,
     _deferred,
+    ladders,
 )

@@ -115,7 +115,7 @@ def _pressure(
     assert spec is not None, "it has a ladder"
     known.inflow.forget(now)
     rivals = settings.rivals(model, slo_class)
-    rate = rate_micro(m, model, slo_class)
+    rate = rate_micro(known, settings.serving(model, slo_class))
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
     refused, calm = standing.refused_at, standing.calm_from
     return Pressure(
@@ -164,7 +164,7 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
         tenant=asked.tenant.degrade,
         caller=request.lowest,
         model=asked.model,
-        smaller=smaller(m, asked.tenant, asked.slo_class, spec) is not None,
+        smaller=smaller(m, asked.spec, asked.tenant, asked.slo_class, spec) is not None,
         input_tokens=request.input_tokens,
         optional=request.optional,
         max_output=request.max_output,
@@ -173,11 +173,13 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
 
 
 def smaller(
-    m: Machine, tenant: TenantSpec, slo_class: ClassName, spec: LadderSpec
+    m: Machine, asked: ModelSpec, tenant: TenantSpec, slo_class: ClassName, spec: LadderSpec
 ) -> ModelSpec | None:
-    """Return the smaller model, if it is served for the class and its tenant may use it."""
+    """Return the smaller model than `asked`, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or m.settings.pool_for(ModelName(model.name), slo_class) is None:
+    if model is None or model is asked:
+        return None
+    if m.settings.pool_for(ModelName(model.name), slo_class) is None:
         return None
     return model if tenant.may_ask(model, model.name) else None
 

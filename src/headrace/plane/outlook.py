@@ -46,7 +46,9 @@ def outlook(m: Machine, request: Request) -> Outlook:
     level = min(standing.level, tenant.degrade, request.lowest)
     if spec is None or not level:
         return as_asked
-    less = smaller(m, tenant, slo_class, spec) if level == LEVEL_MAX else None
+    less = None
+    if level == LEVEL_MAX:
+        less = smaller(m, m.settings.models[model], tenant, slo_class, spec)
     if less is None:
         level = min(level, LEVEL_MAX - 1)
     return Outlook(
