@@ -88,7 +88,7 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     wait_ns: DurationNs
     """How long what is queued takes them."""
     refused: bool
-    """Whether somebody was refused of late at this level, since it had time to show."""
+    """Whether somebody was refused at this level within the last second."""
     calm_ns: DurationNs
     """For how long the level above would have done."""
     quiet_ns: DurationNs
