@@ -182,14 +182,11 @@ def settled(stream: Stream, attempts: int = 1) -> Headers:
 
 def form(stream: Stream) -> Headers:
     """Return what is told of the form in which a request is served (DEG-3): nothing that we measured."""
-    lesser = stream.lesser
+    lesser, limit = stream.lesser, stream.output_limit
+    found = [] if limit is None else [(b"x-headrace-output-limit", b"%d" % limit)]
     if lesser is None:
-        return [(LEVEL, b"0")]
-    found = [
-        (LEVEL, b"%d" % lesser.level),
-        (REASON, stream.why),
-        (b"x-headrace-output-limit", b"%d" % stream.output_limit),
-    ]
+        return [*found, (LEVEL, b"0")]
+    found += [(LEVEL, b"%d" % lesser.level), (REASON, stream.why)]
     if most := stream.optional:
         kept = most if lesser.kept is None else min(lesser.kept, most)
         found.append((b"x-headrace-optional-kept", b"%d/%d" % (kept, most)))

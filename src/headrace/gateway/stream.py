@@ -71,13 +71,14 @@ class Stream:
         """Why it is not served as asked, in a word."""
         self.deferrable = False
         """It was refused, and may be answered later instead (DEG-1)."""
-        self.output_limit = Tokens(0)
-        """Once it was sent."""
         self.optional = len(ask.optional)
         """How many parts of its prompt may be left out."""
         self.model_revision: bytes | None = None
         """Of the model that answers, if that can be told in a header."""
         self.attempt: AttemptId | None = None
+        self.output_limit: Tokens | None = None
+        """Most tokens the answer may have, where it is not served as asked, or its caller asked for another
+        limit, or for none."""
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
         self.sink: Callable[[bytes], bool] | None = None
@@ -132,9 +133,10 @@ class Stream:
     def sent(self, dispatch: Dispatch, now: InstantNs, models: Mapping[str, ModelSpec]) -> None:
         """It was sent to a replica of one of the models; nothing of the answer is there yet."""
         self.decision, self.attempt = dispatch.decision, dispatch.attempt
-        self.lesser, self.output_limit = dispatch.lesser, dispatch.output_limit
         self.queue_ns = DurationNs(now - self.arrived_at)
-        lesser = dispatch.lesser
+        lesser = self.lesser = dispatch.lesser
+        if lesser is not None or dispatch.output_limit != self.request.max_output:
+            self.output_limit = dispatch.output_limit
         answers = models.get(self.request.model if lesser is None else lesser.model)
         told = "" if answers is None else answers.revision
         self.model_revision = told.encode() if told.isascii() and told.isprintable() else None
