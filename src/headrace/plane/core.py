@@ -171,3 +171,4 @@ class Plane:
 
     def _restarted(self, event: Restarted, now: InstantNs) -> None:
         streams.restarted(self._machine, event, now)
+        degrade.again(self._machine, now)
