@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
-from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.flights import Flight, Flights
 from headrace.gateway.past import Past
 from headrace.gateway.roster import Roster
@@ -43,7 +43,7 @@ from headrace.model.event import (
     ShutDown,
     TimerDue,
 )
-from headrace.model.evidence import DecisionRecord
+from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId
 from headrace.model.meter import Meter
 from headrace.model.request import Request
@@ -364,20 +364,19 @@ class Driver:
             case Dispatch():
                 self._submit(effect)
             case Refuse():
-                stream = self._streams[effect.request]
-                own = stream.request.ttft_ns
-                stream.finish(refused(effect.decision, effect.rejection, stream.revision, own))
+                self._streams[effect.request].refuse(effect)
             case Fail():
-                stream = self._streams[effect.request]
-                sent = stream.attempt is not None
-                stream.finish(failed(effect.decision, effect.reason, stream.revision, sent=sent))
+                self._streams[effect.request].fail(effect)
             case Cancel():
                 flight = self._flights.forget(effect.attempt)
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
+                record = effect.record
+                if isinstance(record, EntryRecord) and (at := self._streams.get(record.request_id)):
+                    at.decided(record.decision)
                 if self._decided is not None:
-                    self._decided(effect.record)
+                    self._decided(record)
             case Concluded():
                 self._conclude(effect)
 
@@ -385,7 +384,7 @@ class Driver:
         engine = self._engines[ReplicaName(effect.replica)]
         assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
         stream = self._streams[effect.request]
-        stream.sent(effect, self._last)
+        stream.sent(effect, self._last, self.plane.settings.models)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
         told = stream.streamed or engine.tells_first

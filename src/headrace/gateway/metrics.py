@@ -159,7 +159,9 @@ class Metrics:
         queues, live = waiting(plane), in_flight(plane)
         self._fed(sheet)
         self._warned(sheet, labels)
+        self._left_out(sheet, labels)
         self._queues(sheet, labels, queues, now)
+        self._levels(sheet, labels, now)
         self._tenants(sheet, labels)
         self._fair(sheet, labels, queues, live, now)
         self._replicas(sheet, now)
@@ -212,6 +214,25 @@ class Metrics:
             warned[labels.tenant(tenant), budget] += count
         for (label, budget), count in warned.items():
             sheet.put("soft_limit_requests", count, label, budget)
+
+    def _left_out(self, sheet: Sheet, labels: Labels) -> None:
+        """Show how much was left out of prompts; what has no label of its own is added up."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (tenant, slo_class), count in self._feed.left_out.items():
+            found[labels.tenant(tenant), labels.slo_class(slo_class)] += count
+        for who, count in found.items():
+            sheet.put("left_out_parts", count, *who)
+
+    def _levels(self, sheet: Sheet, labels: Labels, now: InstantNs) -> None:
+        """Show where each class stands on its ladder."""
+        for model, known in self._driver.plane.state.models.items():
+            for slo_class, one in known.standings.items():
+                who = (model, labels.slo_class(slo_class))
+                sheet.put("degrade_level", one.level, *who)
+                for level, spent in enumerate(one.time_at(now)):
+                    sheet.put("degrade_level_seconds", to_seconds(spent), *who, str(level))
+                if one.recovered_ns is not None:
+                    sheet.put("degrade_recovery_seconds", to_seconds(one.recovered_ns), *who)
 
     def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
         """Show who waits by model and class."""
@@ -417,6 +438,8 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
     sheet.put("met_work_seconds", to_seconds(tally.met_work_ns), *who)
     for reason, count in tally.rejected.items():
         sheet.put("rejected_requests", count, *who, reason)
+    for level, count in tally.degraded.items():
+        sheet.put("degraded_requests", count, *who, str(level))
     for outcome, count in tally.outcomes.items():
         sheet.put("ended_requests", count, *who, outcome)
     for reason, count in tally.ended_early.items():
