@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from headrace.config.schema import KeySpec
 from headrace.gateway.auth import KeyIndex, key_hash, minted
 from headrace.gateway.grants import GRANTS_MAX, Grant
-from headrace.gateway.steward import ChangeRefusedError, Steward
+from headrace.gateway.steward import Steward
+from headrace.gateway.wanted import ChangeRefusedError
 from headrace.model.deployment import TenantSpec
 
 _LIMITS = ("models", "tpm_limit", "rpm_limit", "max_parallel_requests")

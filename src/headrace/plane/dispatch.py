@@ -343,7 +343,9 @@ def _book(
             decision=live.decision,
             replica=chosen.name,
             incarnation=chosen.incarnation,
-            output_limit=output_limit(request, settings.models[live.model], facts.spec),
+            output_limit=output_limit(
+                request, settings.models[live.model], facts.spec, live.output_cap
+            ),
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,
@@ -352,6 +354,7 @@ def _book(
             counters=counters,
             gap_ns=live.bounds.gap_ns,
             first_ns=DurationNs(load.pending_prefill_ns + live.first_ns),
+            lesser=live.lesser,
         )
     )
 

@@ -55,17 +55,20 @@ class Resolved:
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
         window = config.window
         self.pools = {
-            PoolName(spec.name): pool_facts(spec, window.reach_ms(), window.kv_reserve)
+            PoolName(spec.name): pool_facts(
+                window.stepped(spec), window.reach_ms(), window.kv_reserve
+            )
             for spec in config.pools
         }
         by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)
         for facts in self.pools.values():
             by_model[ModelName(facts.spec.model)].append(facts)
         self.pools_of = dict(by_model)
+        first = {ModelName(spec.model): spec.profile for spec in reversed(config.pools)}
         self.prices: dict[ModelName, Price] = {
-            model: config.fairness.price(model, pools[0].spec.profile)
-            for model, pools in self.pools_of.items()
+            model: config.fairness.price(model, first[model]) for model in self.pools_of
         }
+        """By the profile as declared: counters outlive a change of how steps are filled."""
         self.rules = {model: self._rules(price) for model, price in self.prices.items()}
         self.starve_ns = {
             name: None if spec.expire or spec.starve_ms is None else ms(spec.starve_ms)
@@ -82,6 +85,10 @@ class Resolved:
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._rivals: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._served: dict[PoolName, frozenset[ClassName]] = {}
+        self.laddered = frozenset(
+            model for model in self.pools_of if any(self.has_ladder(model, n) for n in self.classes)
+        )
+        """Models that some class may be given less of."""
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
         """Return the class asked for, else the tenant's default, else the first that is open to all."""
@@ -144,6 +151,13 @@ class Resolved:
             if slo_class in self.classes:
                 self._serving[model, slo_class] = found
         return found
+
+    def has_ladder(self, model: ModelName, slo_class: ClassName) -> bool:
+        """Return whether requests of a class for a model may be given less."""
+        spec = self.classes.get(slo_class)
+        return (
+            spec is not None and spec.degrade is not None and bool(self.serving(model, slo_class))
+        )
 
     def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
         """Return the first pool of a model that serves a class: the one demand is predicted on."""
@@ -277,11 +291,8 @@ class Machine:
         if outcome is Outcome.SUCCESS and usage is not None:
             config = self.settings.config
             config.input_prediction.learn(state.inputs, live.model, request, usage.input_tokens)
-            prediction = config.prediction
-            groups = prediction.groups_of(
-                request.tenant, live.slo_class, live.model, request.input_tokens
-            )
-            prediction.learn(state.outputs, groups, usage.output_tokens)
+            if live.lesser is None:  # a limit of ours tells nothing of how long answers would be
+                self._learn_output(live, usage)
         moments = Moments(
             arrived_at=live.entry.arrived_at,
             decided_at=live.entry.arrived_at,
@@ -307,9 +318,17 @@ class Machine:
             missed=misses(seen, live.bounds) if seen is not None else (),
             work_ns=self._served_work(live, usage),
             ended_at=now,
+            level=0 if live.lesser is None else live.lesser.level,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
+
+    def _learn_output(self, live: Live, usage: Usage) -> None:
+        prediction, request = self.settings.config.prediction, live.request
+        groups = prediction.groups_of(
+            request.tenant, live.slo_class, live.model, request.input_tokens
+        )
+        prediction.learn(self.state.outputs, groups, usage.output_tokens)
 
     def _served_work(self, live: Live, usage: Usage | None) -> WorkNs:
         """Return the work of what the engine says it did, as if nothing were cached."""

@@ -12,19 +12,24 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from headrace.model.decision import Gate
 from headrace.model.deployment import (
     DEFAULT_CLASSES,
     ClassSpec,
     LaneSpec,
     ModelSpec,
+    Name,
     OrganisationSpec,
     PoolSpec,
     TenantSpec,
 )
+from headrace.model.ladder import Pressure
 from headrace.model.slo import Sla, Slo
-from headrace.policy.admission.gates import GateMode, Gates, Modes
+from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
+from headrace.policy.degrade.level import Degrading
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.policy.predict.input import InputPrediction
 from headrace.policy.predict.output import OutputPrediction
 from headrace.policy.routing.seconds import UNBOUNDED, Seconds
@@ -44,6 +49,19 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unbounded: bool = False
     """Whether everything is sent at once, whatever a replica holds already: no queue here, all of it
     in the engines. False: for observing alone, where nothing is to be held back."""
+
+    step_tokens: Annotated[
+        dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)] | None], Meta(max_length=10_000)
+    ] = {}
+    """By pool of emulated engines, tokens of one of their steps, prompts' and decodes' together, instead of
+    the profile's `token_budget`; null: the profile's. A real engine has its own, which takes its restart."""
+
+    def stepped(self, pool: PoolSpec) -> PoolSpec:
+        """Return a pool as its engines' steps are now."""
+        tokens = self.step_tokens.get(pool.name)
+        if tokens is None:
+            return pool
+        return replace(pool, profile=replace(pool.profile, token_budget=tokens))
 
     def reach_ms(self) -> float:
         """Return the prefill that may be in flight, in ms."""
@@ -76,17 +94,26 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     slos: tuple[Slo, ...] = ()
     slas: tuple[Sla, ...] = ()
     admission: Gates = Gates()
+    degrading: Degrading = Degrading()
     ordering: Ordering = TenantFirst()
     fairness: Vtc = Vtc()
     routing: Seconds = Seconds()
     prediction: OutputPrediction = OutputPrediction()
     input_prediction: InputPrediction = InputPrediction()
+    output_budget: OutputBudget = OutputBudget()
     window: Window = Window()
     reports: Reports = Reports()
 
     def stale_after_ns(self) -> DurationNs:
         """Return the age beyond which a report is unknown."""
         return ms(self.reports.stale_ms)
+
+
+def class_level(config: PlaneConfig, seen: Pressure) -> int:
+    """Return the level of a class from now on: as asked, where the deadline gate refuses nobody."""
+    if config.admission.mode_of(Gate.DEADLINE) is Mode.AUDIT:
+        return 0
+    return config.degrading.level(seen)
 
 
 def passing(config: PlaneConfig) -> PlaneConfig:
@@ -108,7 +135,7 @@ _DECODER = msgspec.json.Decoder(PlaneConfig)
 _DIGEST = 16
 
 
-POLICY = ("admission", "ordering", "routing", "prediction", "window")
+POLICY = ("admission", "ordering", "routing", "prediction", "output_budget", "window")
 """Parts of a configuration that say how is decided, not for whom: a running process may change them."""
 
 
