@@ -13,7 +13,6 @@ import importlib.util
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -72,12 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(name: str, *, quick: bool, first_seed: int | None = None) -> Record:
     """Run one benchmark, print its claims, and return the record of the run."""
-    run = cast("Benchmark", importlib.import_module(f"benchmarks.{name}")).run
+    benchmark = cast("Benchmark", importlib.import_module(f"benchmarks.{name}"))
+    more: dict[str, Any] = {}
     if first_seed is not None:
-        run = partial(run, seeds=range(first_seed, first_seed + len(harness.CLAIM_SEEDS)))
+        more["seeds"] = range(first_seed, first_seed + len(harness.CLAIM_SEEDS))
     calibration_s = harness.calibration()
     began = time.process_time()
-    result = run(quick)
+    result = benchmark.run(quick, **more)
     record = Record(
         name=name,
         quick=quick,
