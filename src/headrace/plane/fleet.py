@@ -278,14 +278,13 @@ def view(
         whole = profile.prefill_ns(given, 0, decodes, context, budget)
         credit = DurationNs(whole - prefill)
     costs, snapshot = profile.costs, replica.snapshot
-    left = load.prefill_left_ns(now) if load.front_ns else load.pending_prefill_ns
     # By position: keywords would cost a third of the whole view, and this is made eight times a decision.
     return ReplicaView(
         replica.name,
         replica.incarnation,
         load.pending_prefill_ns,
         load.behind_ns(facts.window_ns),
-        left,
+        load.prefill_left_ns(now),
         decodes,
         context,
         load.blocks,
