@@ -40,10 +40,12 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Requests it may still take before its running limit."""
     cached_tokens: Tokens
     """Prefix of this request expected there."""
+    believed_tokens: Tokens
+    """What of it to count on, as far as such expectations have held there of late."""
     prefill_ns: DurationNs
-    """This request's prefill there, cached part left out, with the decodes running."""
+    """This request's prefill there, believed part left out, with the decodes running."""
     prefix_credit_ns: DurationNs
-    """Prefill time its cached prefix saves."""
+    """Prefill time that the believed part saves."""
     step_ns: DurationNs
     """A mixed step there with this request decoding too."""
     decode_extra_ns: DurationNs

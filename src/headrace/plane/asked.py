@@ -94,6 +94,8 @@ class Asked:
             behind = min(front.behind_ns, max(0, front.window_ns - front.prefill_ns))
             first = max(0, front.prefill_left_ns - front.behind_ns)
             self.in_engine_ns = min(first, front.window_ns) + behind + front.prefill_ns
+            if front.believed_tokens:
+                self.demand = replace(self.demand, cached_tokens=front.believed_tokens)
         profile, margin = self.facts.spec.profile, request.input_margin
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else NOTHING_NS
         shares, way = m.shares(self.model), self.way

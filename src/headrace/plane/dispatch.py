@@ -18,7 +18,7 @@ from headrace.policy.fairness.backlog import NEVER, NONE, Turn, Waiting, is_pati
 from headrace.policy.fairness.shares import Side
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import UNBOUNDED, is_long, is_open
-from headrace.units import DurationNs, InstantNs, ceil_div, later
+from headrace.units import DurationNs, InstantNs, Tokens, ceil_div, later
 
 SPARE = 3, 2
 """Capacity kept open to urgent work over what has come in, as a fraction."""
@@ -318,7 +318,15 @@ def _book(
     load = ledger.loads[chosen.incarnation]
     # Others are held to what its class promises: a tighter bound of its own is no claim on them.
     promised = settings.bounds[live.slo_class].gap_ns
-    flight = _flight(live, placement, load, facts, now, promised)
+    cached = chosen.believed(Tokens(placement.cached_tokens), facts)
+    prefill = facts.spec.profile.prefill_ns(
+        request.input_tokens - cached,
+        cached,
+        load.decodes,
+        load.context_tokens,
+        facts.spec.profile.token_budget,
+    )
+    flight = _flight(live, placement, prefill, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
     if not _is_contested(known, live):
@@ -367,26 +375,17 @@ def _is_contested(known: ModelState, live: Live) -> bool:
 
 
 def _flight(
-    live: Live,
-    placement: Placement,
-    load: Load,
-    facts: PoolFacts,
-    now: InstantNs,
-    gap_ns: DurationNs,
+    live: Live, placement: Placement, prefill: DurationNs, now: InstantNs, gap_ns: DurationNs
 ) -> Flight:
     """Return what is booked for an attempt."""
-    request, profile = live.request, facts.spec.profile
-    cached, given = placement.cached_tokens, request.input_tokens
-    prefill = profile.prefill_ns(
-        given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
-    )
+    request = live.request
     return Flight(
         request=request.id,
         tenant=request.tenant,
         model=live.model,
         incarnation=placement.incarnation,
-        input_tokens=given,
-        cached_tokens=cached,
+        input_tokens=request.input_tokens,
+        cached_tokens=placement.cached_tokens,
         predicted=live.demand.output_p50,
         blocks=live.demand.kv_blocks,
         prefill_ns=prefill,

@@ -53,9 +53,9 @@ class Resolved:
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
-        window = config.window
+        window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
-            PoolName(spec.name): pool_facts(spec, window.reach_ms(), window.kv_reserve)
+            PoolName(spec.name): pool_facts(spec, window.reach_ms(), window.kv_reserve, believed)
             for spec in config.pools
         }
         by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)
@@ -346,5 +346,8 @@ def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
     if usage is not None or not made:
         return usage
     return Usage(
-        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+        input_tokens=request.input_tokens,
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(made),
+        tells_cached=False,
     )

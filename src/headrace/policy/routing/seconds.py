@@ -21,12 +21,13 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Predicted seconds; the smallest wins, ties go to who was used longest ago."""
 
     prefix_reliability: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    """Share of the expected prefix credit that counts. 0.9: caches evict unseen."""
+    """Share of a prefix expected cached that is counted on at a replica that has told nothing of its hits
+    yet; from then on, the share that was there of late. 0.9: caches evict unseen."""
     stale_ms: Annotated[float, Meta(ge=0, le=60_000)] = 500.0
     """Cost of a replica whose last report is too old: unknown is neither zero nor full."""
     candidates: Annotated[int, Meta(ge=1, le=64)] = 8
     """Cheapest replicas that are looked at in full."""
-    revision: str = "seconds-1"
+    revision: str = "seconds-2"
 
     def terms(self, view: ReplicaView, output: int, blocks: int, stale_after_ns: int) -> RouteTerms:
         """Return the cost of one replica for a request of `output` tokens and `blocks` KV blocks.
@@ -41,7 +42,7 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             queue_ns=view.pending_prefill_ns,
             interference_ns=view.decode_extra_ns * output,
             kv_ns=view.step_ns * used // max(1, free_after),
-            prefix_credit_ns=int(view.prefix_credit_ns * self.prefix_reliability),
+            prefix_credit_ns=view.prefix_credit_ns,
             staleness_ns=round(self.stale_ms * NS_PER_MS) if stale else 0,
         )
 
