@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from headrace.gateway.errors import Edge, Fault, edge
+from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.model.effect import Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
@@ -85,6 +86,11 @@ class Stream:
         """Return how a failure of ours looks to its caller: of one that was sent, no refusal."""
         return edge(cause, decision=self.decision, revision=self.revision)
 
+    def _left_ns(self, now: InstantNs) -> DurationNs | None:
+        """Return what is left of the time its caller gave it, to wait or to a first token; None: any."""
+        given = [one for one in (self.request.ttl_ns, self.request.ttft_ns) if one is not None]
+        return DurationNs(max(0, min(given) - (now - self.arrived_at))) if given else None
+
     # The driver's side ------------------------------------------------------------------------
 
     def asked(self) -> Ask:
@@ -92,6 +98,16 @@ class Stream:
         ask, self._ask = self._ask, None
         assert ask is not None, "it was sent before"
         return ask
+
+    def refuse(self, effect: Refuse, now: InstantNs) -> None:
+        """It was not let in."""
+        own, left = self.request.ttft_ns, self._left_ns(now)
+        self.finish(refused(effect.decision, effect.rejection, self.revision, own, left))
+
+    def fail(self, effect: Fail, now: InstantNs) -> None:
+        """It was let in, and there is no answer to it, or no more of it."""
+        sent, left = self.attempt is not None, self._left_ns(now)
+        self.finish(failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left))
 
     def sent(self, decision: DecisionId, attempt: AttemptId, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""

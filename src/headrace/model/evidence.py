@@ -123,6 +123,8 @@ class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Answers asked for at once: as many in parallel."""
     sessions_left: int | None = None
     """None as well where its session has live requests already."""
+    ends_wait_ns: DurationNs = DurationNs(0)
+    """Where it has too many at once: until so many of its own are expected to have ended."""
     windows: tuple[WindowFacts, ...] = ()
 
 

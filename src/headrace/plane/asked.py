@@ -27,7 +27,8 @@ from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.ledger import Quota, window_facts
 from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
-from headrace.plane.stranger import unlimited
+from headrace.plane.stranger import bare_evidence, unlimited
+from headrace.policy.admission.balances import over_limits
 from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
 from headrace.policy.fairness.backlog import waiting_key
 from headrace.policy.fairness.forecast import debt, stake
@@ -86,8 +87,24 @@ class Asked:
         self._by_length = settings.config.admission.length is Length.FAIR
 
     def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
-        """Freeze what admission may look at."""
+        """Freeze what admission may look at.
+
+        Who is over its tenant's limits is refused whatever the queue and the replicas are like: nobody
+        looks at those for it, and refusing it stays cheap (trap 8).
+        """
         settings, request, known = m.settings, self.request, self.known
+        contract, budget = self._contract(), self._budget(m, now)
+        if over_limits(budget) is not None and settings.refuses_over_limits:
+            bare = bare_evidence(request, contract)
+            return replace(
+                bare,
+                demand=self.demand,
+                budget=budget,
+                ttft_ns=self.ttft_ns,
+                gap_ns=self.bounds.gap_ns,
+                route_ns=settings.route_ns,
+                first_ns=self.first_ns,
+            )
         ready, largest, views, rest = survey(m, self, now)
         front = nearest(views)
         if front is not None:
@@ -105,8 +122,8 @@ class Asked:
             demand=self.demand,
             max_output=request.max_output,
             fan_out=request.fan_out,
-            contract=self._contract(),
-            budget=self._budget(m, now),
+            contract=contract,
+            budget=budget,
             wait=self._wait(m, now),
             ttft_ns=self.ttft_ns,
             gap_ns=self.bounds.gap_ns,
@@ -159,6 +176,13 @@ class Asked:
         seen.forget(now)
         seen.add(self.request.input_tokens, admitted=isinstance(decision, Admit))
 
+    def end(self, wait: DurationNs, now: InstantNs) -> InstantNs | None:
+        """Return when it is expected to end, `wait` in the queue included; None: nobody asks."""
+        if self.tenant.max_parallel_requests is None and self.session is None:
+            return None
+        steps = self.demand.output_p50 * self.facts.spec.profile.reference_step_ns
+        return later(now, DurationNs(wait + self.in_engine_ns + self.first_ns + steps))
+
     def latest_start(self, now: InstantNs) -> InstantNs:
         """Return when the request must be sent to meet its first-token bound."""
         bound = FAR if self.ttft_ns is None else self.ttft_ns
@@ -202,6 +226,10 @@ class Asked:
             return unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
         tokens, requests, most = quota.tokens, quota.requests, tenant.max_parallel_requests
+        sessions_left = self._sessions_left(quota)
+        missing = 0 if most is None else quota.parallel + self.branches - most
+        if sessions_left is not None:
+            missing = max(missing, 1 - sessions_left)
         return BudgetFacts(
             tokens_needed=need,
             tokens_left=None if tokens is None else tokens.level,
@@ -212,7 +240,8 @@ class Asked:
             parallel_left=None if most is None else most - quota.parallel,
             parallel_limit=most,
             branches=self.branches,
-            sessions_left=self._sessions_left(quota),
+            sessions_left=sessions_left,
+            ends_wait_ns=quota.ends_wait_ns(missing, now) if missing > 0 else NOTHING_NS,
             windows=window_facts(tenant, quota, self.take, now),
         )
 

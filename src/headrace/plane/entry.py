@@ -89,6 +89,7 @@ def _admitted(
         branches=asked.branches,
         session=asked.session,
         charged=decided.charged,
+        ends_at=asked.end(decided.wait_ns, now),
     )
     order, deadline = m.settings.order, asked.deadline(now)
     live = m.state.live[request.id] = Live(

@@ -7,6 +7,7 @@ Amounts are reserved by estimate and settled by the engine's usage.
 """
 
 from copy import copy
+from itertools import islice
 
 from msgspec import Struct
 
@@ -31,6 +32,8 @@ from headrace.units import (
 )
 
 _MINUTE = 60 * NS_PER_S
+OLDEST = 64
+"""Of a tenant's live requests, as many are asked when they end: a refusal must stay cheap."""
 
 
 class Hold(Struct, gc=False):
@@ -100,6 +103,9 @@ class Quota(Struct, gc=False):
     """Answers being made for it, or waiting to be."""
     sessions: dict[str, int] = {}
     """Its sessions with live requests, and how many; empty where nobody limits them."""
+    ends: dict[RequestId, InstantNs] = {}
+    """When its live requests are expected to end, in the order in which they were let in; empty where
+    nobody limits how many there are."""
     reserved: int = 0
     """Tokens held by live requests."""
     reserved_work_ns: int = 0
@@ -116,6 +122,14 @@ class Quota(Struct, gc=False):
                 return self.reserved_work_ns
             case Unit.USD:
                 return self.reserved_micro_usd
+
+    def ends_wait_ns(self, count: int, now: InstantNs) -> DurationNs:
+        """Return how long until so many of its live requests are expected to have ended.
+
+        Looks at its oldest alone: those end first, as a rule.
+        """
+        ends = sorted(islice(self.ends.values(), OLDEST))
+        return DurationNs(max(0, ends[min(count, len(ends)) - 1] - now) if ends else 0)
 
     def book(self, hold: Hold, sign: int) -> None:
         """Add what a request holds, or take it away."""
@@ -262,11 +276,13 @@ class Ledger(Struct):
         branches: int = 1,
         session: str | None = None,
         charged: bool = True,
+        ends_at: InstantNs | None = None,
     ) -> None:
         """Reserve for an admitted request, in the very step that admitted it (trap 3).
 
         One that is not `charged` was let in beyond its tenant's limits: it takes nothing of them, so
-        that they say of the next one what they would have said.
+        that they say of the next one what they would have said. `ends_at`: when it is expected to end,
+        where anybody asks.
         """
         assert request not in self.holds, f"{request} holds quota already"
         quota = self.quota(spec, now)
@@ -279,6 +295,8 @@ class Ledger(Struct):
         if quota.requests is not None:
             quota.requests.level -= 1
         quota.book(held, 1)
+        if ends_at is not None:
+            quota.ends[request] = ends_at
         for window in quota.windows:
             if window.unit is Unit.REQUESTS:
                 window.used += 1
@@ -289,6 +307,7 @@ class Ledger(Struct):
         if not held.charged:
             return
         quota = self.quotas[held.tenant]
+        quota.ends.pop(request, None)
         if quota.tokens is not None:
             quota.tokens.level += held.take.tokens - used.tokens
         quota.book(held, -1)
