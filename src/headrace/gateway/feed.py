@@ -13,7 +13,7 @@ from operator import add
 from msgspec import Struct
 
 from headrace.gateway.labels import OTHER
-from headrace.model.decision import Admit, Gate, Reason
+from headrace.model.decision import Gate, LetIn, Reason
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import ReplicaName, RequestId, TenantId
@@ -188,7 +188,7 @@ class Feed:
         decision, bound = record.decision, record.evidence.ttft_ns
         if bound is not None:
             mine.slack.note(decision.slack_ns)
-        if not isinstance(decision, Admit):
+        if not isinstance(decision, LetIn):
             self.decisions["reject"] += 1
             slot.rejected += 1
             return

@@ -113,6 +113,8 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
     work_ns: WorkNs = WorkNs(0)
     """Work of what was served, by the engine's usage as if nothing were cached."""
     ended_at: InstantNs = InstantNs(0)
+    level: int = 0
+    """Of the ladder: in what form it was served; 0: as asked."""
 
     @property
     def met(self) -> bool:

@@ -14,6 +14,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.ladder import LadderFacts, Pressure
 from headrace.model.paths import Term
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens, WorkNs
 
@@ -220,6 +221,25 @@ class RouteEvidence(Struct, frozen=True, kw_only=True):
     rest_bound_ns: int | None
 
 
+class Tried(Struct, frozen=True, kw_only=True):
+    """One form in which a request was looked at, and what the gates said of it."""
+
+    level: int
+    evidence: EntryEvidence
+    decision: Decision
+
+
+class LadderRecord(Struct, frozen=True, kw_only=True):
+    """How the form of one request was found."""
+
+    facts: LadderFacts
+    pressure: Pressure
+    base: int
+    """The level at which its class was: the first step below what was asked for."""
+    tried: tuple[Tried, ...]
+    """Every form that was looked at, in order; as asked first."""
+
+
 class EntryRecord(Struct, frozen=True, kw_only=True, tag="entry"):
     """One admission decision with its evidence; `decisions verify` recomputes one from the other."""
 
@@ -230,7 +250,10 @@ class EntryRecord(Struct, frozen=True, kw_only=True, tag="entry"):
     tenant_class: ClassName
     policy_revision: int
     evidence: EntryEvidence
+    """Of the form that was decided on."""
     decision: Decision
+    ladder: LadderRecord | None = None
+    """None: nothing less was agreed to."""
 
 
 class RouteRecord(Struct, frozen=True, kw_only=True, tag="route"):

@@ -59,6 +59,9 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Keyed hashes of the prompt's leading chunks, each covering all before it (at most 512)."""
     prefix_tokens: Tokens = Tokens(0)
     """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
+    prefix_kept: int = 0
+    """Of `prefix`, the leading chunks in which there is nothing optional: they stay what they are whatever
+    is left out."""
     optional: tuple[Tokens, ...] = ()
     """Prompt tokens of each part that may be left out, by rank, the most useful first (DEG-1); they are
     among `input_tokens`. What must stay, as citations and evidence, is never one of these."""

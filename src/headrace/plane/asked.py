@@ -7,9 +7,9 @@ A request with all that the configuration, the predictors and the books say of i
 from msgspec.structs import replace
 
 from headrace.model.budget import Take
-from headrace.model.decision import Admit, Decision, Reject
+from headrace.model.decision import Decision, LetIn, Reject
 from headrace.model.demand import Demand
-from headrace.model.deployment import ModelSpec, TenantSpec
+from headrace.model.deployment import TenantSpec
 from headrace.model.evidence import (
     BudgetFacts,
     ContractFacts,
@@ -20,6 +20,7 @@ from headrace.model.evidence import (
 )
 from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName
+from headrace.model.ladder import Lesser
 from headrace.model.paths import ROOT, tenant_key
 from headrace.model.request import Request
 from headrace.model.slo import Bounds
@@ -54,13 +55,16 @@ class Asked:
         self,
         m: Machine,
         request: Request,
-        tenant: TenantSpec,
-        spec: ModelSpec,
         slo_class: ClassName,
         facts: PoolFacts,
+        lesser: Lesser | None = None,
     ) -> None:
         settings = m.settings
-        self.request, self.tenant, self.spec = request, tenant, spec
+        self.lesser = lesser
+        """In what form it is, if not as asked."""
+        self.request = request
+        self.tenant = tenant = settings.tenants[request.tenant]
+        self.spec = spec = settings.models[request.model]
         self.slo_class, self.facts = slo_class, facts
         self.model = ModelName(spec.name)
         self.class_spec = settings.classes[slo_class]
@@ -174,7 +178,7 @@ class Asked:
         if len(lengths) > LENGTHS_MAX:
             del lengths[next(iter(lengths))]
         seen.forget(now)
-        seen.add(self.request.input_tokens, admitted=isinstance(decision, Admit))
+        seen.add(self.request.input_tokens, admitted=isinstance(decision, LetIn))
 
     def end(self, wait: DurationNs, now: InstantNs) -> InstantNs | None:
         """Return when it is expected to end, `wait` in the queue included; None: nobody asks."""
@@ -276,9 +280,7 @@ class Asked:
 
     def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
         """Return the work ahead of the queue that it would join."""
-        known, rate = self.known, 0
-        for pool in m.settings.serving(self.model, self.slo_class):
-            rate += known.rates[pool].micro() * known.fleet.ready.get(pool, 0)
+        known, rate = self.known, rate_micro(m, self.model, self.slo_class)
         if not known.backlog.size:
             return WaitFacts(
                 backlog_ns=WorkNs(0),
@@ -312,6 +314,14 @@ class Asked:
             own_weight=own,
             rate_micro=rate,
         )
+
+
+def rate_micro(m: Machine, model: ModelName, slo_class: ClassName) -> int:
+    """Return what the ready replicas that serve a class do: work-seconds per second, in millionths."""
+    known, rate = m.state.models[model], 0
+    for pool in m.settings.serving(model, slo_class):
+        rate += known.rates[pool].micro() * known.fleet.ready.get(pool, 0)
+    return rate
 
 
 NOTHING_NS = DurationNs(0)

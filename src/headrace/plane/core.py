@@ -30,7 +30,7 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
-from headrace.plane import dispatch, entry, reconfigure, streams
+from headrace.plane import degrade, dispatch, entry, reconfigure, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
 from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
@@ -96,7 +96,7 @@ class Plane:
             listed = known.backlog.next_change()
             waiting = known.held and known.backlog.size
             decays = known.pace.next_change() if waiting else None
-            for when in (listed, decays):
+            for when in (listed, decays, degrade.next_look(known)):
                 if when is not None and (best is None or when < best):
                     best = when
         return best
@@ -159,6 +159,7 @@ class Plane:
 
     def _timer(self, event: TimerDue, now: InstantNs) -> None:  # noqa: ARG002
         machine = self._machine
+        degrade.again(machine, now)
         for model, known in machine.state.models.items():
             dispatch.lapse(machine, model, known, now)
             dispatch.run(machine, model, known, now)

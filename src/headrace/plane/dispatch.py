@@ -360,6 +360,7 @@ def _book(
             counters=counters,
             gap_ns=live.bounds.gap_ns,
             first_ns=DurationNs(load.pending_prefill_ns + live.first_ns),
+            lesser=live.lesser,
         )
     )
 

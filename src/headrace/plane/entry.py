@@ -1,12 +1,13 @@
 """What happens when a request arrives: decide, book, queue, or refuse."""
 
-from headrace.model.decision import Admit, Reason, Reject
+from headrace.model.decision import LetIn, Reason, Reject
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName, RequestId
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.asked import Asked
+from headrace.plane.degrade import decide
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
@@ -31,9 +32,9 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     if request.text is not None:
         fit = settings.config.input_prediction.fit
         request = fit(m.state.inputs, ModelName(spec.name), request)
-    asked = Asked(m, request, tenant, spec, slo_class, facts)
-    evidence = asked.evidence(m, now)
-    decision = settings.config.admission.decide(evidence)
+    asked = Asked(m, request, slo_class, facts)
+    found = decide(m, asked, now)
+    as_asked, asked, decision = asked, found.asked, found.decision
     record = EntryRecord(
         request_id=request.id,
         decision_id=m.next_decision(),
@@ -41,16 +42,17 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         tenant=request.tenant,
         tenant_class=slo_class,
         policy_revision=m.state.revision,
-        evidence=evidence,
+        evidence=found.evidence,
         decision=decision,
+        ladder=found.ladder,
     )
     m.out.append(Decided(record))
     asked.learn(decision, now)
     entry = Entry(
         arrived_at=now,
         input_tokens=request.input_tokens,
-        predicted_output=asked.demand.output_p50,
-        work_ns=asked.demand.work_p50_ns,
+        predicted_output=as_asked.demand.output_p50,
+        work_ns=as_asked.demand.work_p50_ns,
     )
     tally = m.state.accounts.tally(request.tenant, slo_class)
     m.state.accounts.offer(tally, entry)
@@ -79,7 +81,7 @@ def _admitted(
 ) -> Live:
     """Reserve quota for a request that was let in, and keep its books from here on."""
     decided = record.decision
-    assert isinstance(decided, Admit), "it was let in"
+    assert isinstance(decided, LetIn), "it was let in"
     request, bounds, known = asked.request, asked.bounds, asked.known
     m.state.ledger.hold(
         request.id,
@@ -106,6 +108,7 @@ def _admitted(
         key=asked.key(order, now),
         way=asked.way,
         first_ns=asked.first_ns,
+        lesser=asked.lesser,
     )
     lend = order.lend_after_ns
     if lend is not None and deadline - now <= lend:

@@ -84,6 +84,10 @@ class Resolved:
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._rivals: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._served: dict[PoolName, frozenset[ClassName]] = {}
+        self.laddered = frozenset(
+            model for model in self.pools_of if any(self.has_ladder(model, n) for n in self.classes)
+        )
+        """Models that some class may be given less of."""
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
         """Return the class asked for, else the tenant's default, else the first that is open to all."""
@@ -146,6 +150,13 @@ class Resolved:
             if slo_class in self.classes:
                 self._serving[model, slo_class] = found
         return found
+
+    def has_ladder(self, model: ModelName, slo_class: ClassName) -> bool:
+        """Return whether requests of a class for a model may be given less."""
+        spec = self.classes.get(slo_class)
+        return (
+            spec is not None and spec.degrade is not None and bool(self.serving(model, slo_class))
+        )
 
     def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
         """Return the first pool of a model that serves a class: the one demand is predicted on."""
@@ -279,11 +290,8 @@ class Machine:
         if outcome is Outcome.SUCCESS and usage is not None:
             config = self.settings.config
             config.input_prediction.learn(state.inputs, live.model, request, usage.input_tokens)
-            prediction = config.prediction
-            groups = prediction.groups_of(
-                request.tenant, live.slo_class, live.model, request.input_tokens
-            )
-            prediction.learn(state.outputs, groups, usage.output_tokens)
+            if live.lesser is None:  # a limit of ours tells nothing of how long answers would be
+                self._learn_output(live, usage)
         moments = Moments(
             arrived_at=live.entry.arrived_at,
             decided_at=live.entry.arrived_at,
@@ -309,9 +317,17 @@ class Machine:
             missed=misses(seen, live.bounds) if seen is not None else (),
             work_ns=self._served_work(live, usage),
             ended_at=now,
+            level=0 if live.lesser is None else live.lesser.level,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
+
+    def _learn_output(self, live: Live, usage: Usage) -> None:
+        prediction, request = self.settings.config.prediction, live.request
+        groups = prediction.groups_of(
+            request.tenant, live.slo_class, live.model, request.input_tokens
+        )
+        prediction.learn(self.state.outputs, groups, usage.output_tokens)
 
     def _served_work(self, live: Live, usage: Usage | None) -> WorkNs:
         """Return the work of what the engine says it did, as if nothing were cached."""

@@ -71,6 +71,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """How they entered; sums to `offered`."""
     admitted: int
     """The denominator of attainment: admitted as asked, degraded, or deferred and dispatched."""
+    degraded_by: dict[str, int] = {}
+    """Of the admitted, those in a lesser form, by level of the ladder; sums to the degraded."""
     rejected_by: dict[str, int]
     """By reason; sums to the rejected."""
     outcomes: dict[Outcome, int]
@@ -81,8 +83,9 @@ class Group(Struct, frozen=True, kw_only=True):
     """Admitted, succeeded, inside every declared bound."""
     met_output_tokens: int
     met_work_ns: int
+    """Their work: of the true lengths, or of what was served in a lesser form."""
     admitted_work_ns: int
-    """Work of the true lengths of the admitted; the rest was refused or left."""
+    """The same of the admitted; the rest was refused, given up in lesser forms, or left."""
     missed_by: dict[str, int]
     """Admitted that missed a per-request bound, by indicator; one may miss several."""
     attained_admitted: float | None
@@ -156,6 +159,7 @@ class Cell:
         self.cached = self.usage_input = self.max_gap = 0
         self.entry = dict.fromkeys(EntryResult, 0)
         self.outcomes = dict.fromkeys(Outcome, 0)
+        self.degraded_by: dict[str, int] = {}
         self.rejected_by: dict[str, int] = {}
         self.ended_by: dict[str, int] = {}
         self.missed_by: dict[str, int] = {}
@@ -177,14 +181,17 @@ class Cell:
             return
         assert row.outcome is not None, f"{row.request=} was admitted and has no outcome"
         self.outcomes[row.outcome] += 1
-        self.admitted_work += offered.work_ns
+        if row.level:
+            _bump(self.degraded_by, f"level {row.level}")
+        work = row.work_ns if row.level and row.work_ns else offered.work_ns
+        self.admitted_work += work
         if row.reason is not None:
             _bump(self.ended_by, row.reason)
         for indicator in row.missed:
             _bump(self.missed_by, indicator)
         if row.met:
             self.met += 1
-            self.met_work += offered.work_ns
+            self.met_work += work
             self.met_output += _tokens_made(row)
         if row.usage is not None:
             self.cached += row.usage.cached_tokens
@@ -218,6 +225,7 @@ class Cell:
         for outcome, number in part.outcomes.items():
             self.outcomes[outcome] += number
         for mine, theirs in (
+            (self.degraded_by, part.degraded_by),
             (self.rejected_by, part.rejected_by),
             (self.ended_by, part.ended_by),
             (self.missed_by, part.missed_by),
@@ -247,6 +255,7 @@ class Cell:
             work_ns=self.work,
             entry=self.entry,
             admitted=admitted,
+            degraded_by=dict(sorted(self.degraded_by.items())),
             rejected_by=_sorted(self.rejected_by),
             outcomes=self.outcomes,
             ended_by=_sorted(self.ended_by),
@@ -292,9 +301,9 @@ _SUMS = (
 
 
 def entry_result(row: Concluded) -> EntryResult:
-    """Return how a request entered. Nothing is degraded or deferred yet."""
+    """Return how a request entered. Nothing is deferred here."""
     if row.admitted:
-        return EntryResult.ADMITTED
+        return EntryResult.DEGRADED if row.level else EntryResult.ADMITTED
     return EntryResult.LEFT_BEFORE if row.reason is None else EntryResult.REJECTED
 
 

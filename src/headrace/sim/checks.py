@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace.model.decision import Admit, Reason
+from headrace.model.decision import LetIn, Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId
@@ -134,7 +134,7 @@ class Checker:
             case Refuse() | Fail():
                 again = effect.request in self._over
                 hold(world, "INV-10", not again, f"{effect.request} answered after its end")
-            case Decided(EntryRecord(decision=Admit()) as record):
+            case Decided(EntryRecord(decision=LetIn()) as record):
                 self._admitted.add(record.request_id)
             case _:
                 pass
