@@ -17,10 +17,10 @@ from headrace.policy.admission.gates import (
     Mode,
     Modes,
     Wait,
-    gap_bound_broken,
     nearest,
     predicted_wait,
     retry_after,
+    step_bound_broken,
 )
 from headrace.units import MICRO
 from tests.policy.evidence import MS, S, budget, contract, entry, lengths, view, wait, wanted
@@ -356,10 +356,10 @@ def test_the_fair_wait_counts_what_others_get_first_and_never_more_than_waits() 
 
 
 def test_nobody_is_harmed_on_an_idle_replica() -> None:
-    assert gap_bound_broken(entry(gap_ns=8 * MS)) is None
-    assert gap_bound_broken(entry(replicas=())) is None
+    assert step_bound_broken(entry(gap_ns=8 * MS)) is None
+    assert step_bound_broken(entry(replicas=())) is None
     pending = view(pending_prefill_ns=1)
-    assert gap_bound_broken(entry(gap_ns=8 * MS, replicas=(pending,))) is not None
+    assert step_bound_broken(entry(gap_ns=8 * MS, replicas=(pending,))) is not None
 
 
 def test_audit_records_what_it_would_have_refused() -> None:

@@ -141,6 +141,14 @@ REASONS: dict[Reason, Face] = {
         retryable=True,
         dropped="rejected-saturated",
     ),
+    Reason.TPOT_BOUND: Face(
+        503,
+        OURS,
+        "server_is_overloaded",
+        "The tokens would come more slowly than was promised, its own or others'.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
     Reason.LENGTH_SHARE: Face(
         503,
         OURS,

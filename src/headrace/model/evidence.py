@@ -59,6 +59,11 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Age of its last report; None: it never reported."""
     last_used: int
     """The fleet's dispatch count when it was last chosen: spreads ties evenly."""
+    mean_step_ns: DurationNs = DurationNs(0)
+    """The mean step there with this request decoding: with prefill as far as the window is full of it."""
+    mean_bound_ns: DurationNs = DurationNs(0)
+    """The tightest mean time per token promised there, this request's included. 0, as the step: nobody
+    is promised more by it than by the bound on gaps."""
 
 
 class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -196,6 +201,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """No other replica's queue is below this; None: there is no other."""
     lengths: LengthFacts | None = None
     """None: nobody asks, or none of this tenant was refused lately."""
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on its mean time per token, where that is tighter than on its gaps; else 0."""
 
 
 class RouteEvidence(Struct, frozen=True, kw_only=True):

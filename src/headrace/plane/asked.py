@@ -144,6 +144,7 @@ class Asked:
             replicas=views,
             rest_bound_ns=rest,
             lengths=self._lengths(front, now) if self._by_length else None,
+            mean_ns=self.bounds.mean_ns,
         )
 
     def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:
@@ -352,7 +353,7 @@ def survey(
     """Return ready replicas, their largest pool, views of the best candidates and a bound on the rest."""
     settings, fleet, loads = m.settings, asked.known.fleet, m.state.ledger.loads
     serving = settings.serving(asked.model, asked.slo_class)
-    wanted = Candidate.of(m.prefixes[asked.model], asked.request, asked.demand)
+    wanted = Candidate.of(m.prefixes[asked.model], asked.request, asked.demand, asked.bounds)
     limit = settings.config.routing.candidates
     views: list[ReplicaView] = []
     seen = 0

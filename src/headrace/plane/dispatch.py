@@ -9,7 +9,7 @@ from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName
 from headrace.model.paths import Term, tenant_key
-from headrace.model.slo import Outcome
+from headrace.model.slo import Bounds, Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
 from headrace.plane.machine import NOT_SURVEYED, Machine
@@ -243,7 +243,7 @@ def _open_views(
     """Return views of the cheapest open replicas and prefix holders, and a bound on the rest."""
     settings, fleet, loads = m.settings, known.fleet, m.state.ledger.loads
     serving = settings.serving(live.model, live.slo_class)
-    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand, live.bounds)
     blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
     alone = {pool: wanted.prefill_alone_ns(facts.spec.profile) for pool, facts in serving.items()}
     holding = wanted.matches[-1][1] if wanted.matches else 0
@@ -280,7 +280,7 @@ def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
     queue = known.backlog.queues[live.way[-1].key]
     if queue.side is not Side.URGENT and held_back(m, known, live):
         return []
-    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand, live.bounds)
     return [
         view(replica, m.state.ledger.loads[replica.incarnation], facts, wanted, now)
         for replica in known.fleet.cheapest()
@@ -317,7 +317,7 @@ def _book(
     attempt = AttemptId(m.state.attempts)
     load = ledger.loads[chosen.incarnation]
     # Others are held to what its class promises: a tighter bound of its own is no claim on them.
-    promised = settings.bounds[live.slo_class].gap_ns
+    promised = settings.bounds[live.slo_class]
     cached = chosen.believed(Tokens(placement.cached_tokens), facts)
     prefill = facts.spec.profile.prefill_ns(
         request.input_tokens - cached,
@@ -376,7 +376,7 @@ def _is_contested(known: ModelState, live: Live) -> bool:
 
 
 def _flight(
-    live: Live, placement: Placement, prefill: DurationNs, now: InstantNs, gap_ns: DurationNs
+    live: Live, placement: Placement, prefill: DurationNs, now: InstantNs, promised: Bounds
 ) -> Flight:
     """Return what is booked for an attempt."""
     request = live.request
@@ -392,6 +392,7 @@ def _flight(
         prefill_ns=prefill,
         charged=0,
         way=live.way,
-        gap_ns=gap_ns,
+        gap_ns=promised.gap_ns,
+        mean_ns=promised.mean_ns,
         sent_at=now,
     )

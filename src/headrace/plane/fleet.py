@@ -16,6 +16,7 @@ from headrace.model.evidence import ReplicaView
 from headrace.model.ids import ClassName, Incarnation, PoolName, ReplicaName
 from headrace.model.profile import Profile
 from headrace.model.request import Request
+from headrace.model.slo import Bounds
 from headrace.plane.ledger import Load
 from headrace.policy.fairness.ranked import Ranked
 from headrace.units import (
@@ -288,11 +289,16 @@ class Candidate(Struct, frozen=True, gc=False):
     request: Request
     demand: Demand
     matches: tuple[tuple[int, int], ...]
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on its mean time per token, where that is tighter than on its gaps; else 0."""
 
     @classmethod
-    def of(cls, index: PrefixIndex, request: Request, demand: Demand) -> "Candidate":
+    def of(
+        cls, index: PrefixIndex, request: Request, demand: Demand, bounds: Bounds
+    ) -> "Candidate":
         """Return a request with those who hold its prefix."""
-        return cls(request, demand, tuple(index.match(request.prefix)) if request.prefix else ())
+        matches = tuple(index.match(request.prefix)) if request.prefix else ()
+        return cls(request, demand, matches, bounds.mean_ns)
 
     def prefill_alone_ns(self, profile: Profile) -> DurationNs:
         """Return how long its whole prompt takes on an engine that does nothing else."""
@@ -324,6 +330,15 @@ def view(
         credit = DurationNs(whole - prefill)
     costs, snapshot = profile.costs, replica.snapshot
     left = load.prefill_left_ns(now) if load.front_ns else load.pending_prefill_ns
+    after = context + given + wanted.demand.output_p50
+    step = profile.full_step_ns(decodes + 1, after)
+    mean_step, mean_bound = _NOTHING, wanted.mean_ns
+    if load.tightest_mean is not None:
+        mean_bound = min(mean_bound or load.tightest_mean, load.tightest_mean)
+    if mean_bound:
+        alone, busy = profile.decode_step_ns(decodes + 1, after), facts.window_ns
+        mixed = (step - alone) * min(load.pending_prefill_ns, busy) // busy
+        mean_step = DurationNs(alone + mixed)
     # By position: keywords would cost a third of the whole view, and this is made eight times a decision.
     return ReplicaView(
         replica.name,
@@ -340,12 +355,14 @@ def view(
         believed,
         prefill,
         credit,
-        profile.full_step_ns(decodes + 1, context + given + wanted.demand.output_p50),
+        step,
         DurationNs((costs.decode_c * decodes + costs.decode_d * context) // PS_PER_NS),
         load.tightest,
         facts.window_ns,
         None if snapshot is None else DurationNs(now - snapshot.observed_at),
         replica.last_used,
+        mean_step,
+        mean_bound,
     )
 
 

@@ -162,6 +162,8 @@ class Flight(Struct, gc=False):
     """The service that its path in the share tree was charged with."""
     way: Path
     gap_ns: DurationNs
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on the mean time per token, where it is tighter; else 0."""
     sent_at: InstantNs = InstantNs(0)
     made: int = 0
     streaming: bool = False
@@ -197,6 +199,9 @@ class Load(Struct):
     """Streams and pending attempts by gap bound."""
     tightest: DurationNs | None = None
     """The least of them."""
+    means: dict[DurationNs, int] = {}
+    """Of these, those that are promised a tighter mean time per token, by its bound."""
+    tightest_mean: DurationNs | None = None
 
     def behind_ns(self, window: DurationNs) -> DurationNs:
         """Return the prefill that a window holds: what waits in the engine, behind the prompt at its front.
@@ -229,18 +234,26 @@ class Load(Struct):
         self.prefills[attempt] = DurationNs(flight.prefill_ns)
         self.pending_prefill_ns = DurationNs(self.pending_prefill_ns + flight.prefill_ns)
 
-    def board(self, gap: DurationNs) -> None:
-        """Count one more attempt with a gap bound."""
+    def board(self, gap: DurationNs, mean: DurationNs) -> None:
+        """Count one more attempt with a bound on gaps and, unless it is 0, one on their mean."""
         self.gaps[gap] = self.gaps.get(gap, 0) + 1
         if self.tightest is None or gap < self.tightest:
             self.tightest = gap
+        if mean:
+            self.means[mean] = self.means.get(mean, 0) + 1
+            self.tightest_mean = min(self.means)
 
-    def alight(self, gap: DurationNs) -> None:
-        """Count one attempt less with a gap bound."""
+    def alight(self, gap: DurationNs, mean: DurationNs) -> None:
+        """Count one attempt less with these bounds."""
         self.gaps[gap] -= 1
         if not self.gaps[gap]:
             del self.gaps[gap]
             self.tightest = min(self.gaps, default=None)
+        if mean:
+            self.means[mean] -= 1
+            if not self.means[mean]:
+                del self.means[mean]
+                self.tightest_mean = min(self.means, default=None)
 
 
 class Ledger(Struct):
@@ -364,7 +377,7 @@ class Ledger(Struct):
         load.start_prefill(attempt, flight)
         load.blocks = Blocks(load.blocks + flight.blocks)
         load.attempts += 1
-        load.board(flight.gap_ns)
+        load.board(flight.gap_ns, flight.mean_ns)
         self.flights[attempt] = flight
         self._charge(flight, price, flight.predicted)
 
@@ -412,7 +425,7 @@ class Ledger(Struct):
         load = self.loads[flight.incarnation]
         load.blocks = Blocks(load.blocks - flight.blocks)
         load.attempts -= 1
-        load.alight(flight.gap_ns)
+        load.alight(flight.gap_ns, flight.mean_ns)
         if flight.streaming:
             load.decodes -= 1
             held = flight.input_tokens + flight.made

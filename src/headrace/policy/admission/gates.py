@@ -179,12 +179,13 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 measured=bound - left,
                 threshold=bound,
             )
-        if evidence.first_ns > evidence.gap_ns:  # no engine steps that fast, even alone
+        step = evidence.mean_ns or evidence.gap_ns
+        if evidence.first_ns > step:  # no engine steps that fast, even alone
             return Verdict(
                 gate=Gate.DEADLINE,
                 reason=Reason.DEADLINE_IMPOSSIBLE,
                 measured=evidence.first_ns,
-                threshold=evidence.gap_ns,
+                threshold=step,
             )
         if slack < 0:
             return Verdict(
@@ -194,7 +195,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 threshold=bound,
             )
         # Whoever can wait is held back by the dispatch window until the steps are short enough.
-        harmed = gap_bound_broken(evidence) if slack < _CAN_WAIT else None
+        harmed = step_bound_broken(evidence) if slack < _CAN_WAIT else None
         if harmed is not None:
             return harmed
         less = self._room_missing(evidence, slack, view)
@@ -248,7 +249,9 @@ LONG_KEPT, LONG_OF = 3, 4
 """The least admission rate of a tenant's longest tenth over that of all, before the others make room."""
 LONG_ALONE = 0.85
 """Share of the first-token bound that the prefill of one of these may take alone for that to be worth it."""
-OF_THE_MOMENT = frozenset({Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.LENGTH_SHARE})
+OF_THE_MOMENT = frozenset(
+    {Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.TPOT_BOUND, Reason.LENGTH_SHARE}
+)
 """Reasons for which it would have been let in at another moment: whether lengths fare alike shows there."""
 _NO_BOUND = 86_400 * NS_PER_S
 _CAN_WAIT = 10 * NS_PER_S
@@ -342,16 +345,19 @@ def is_behind(facts: LengthFacts) -> bool:
     return kept < facts.admitted * facts.long_offered * LONG_KEPT
 
 
-def gap_bound_broken(evidence: EntryEvidence) -> Verdict | None:
-    """Return a refusal if on every candidate the newcomer's step breaks a gap bound (ADM-1)."""
+def step_bound_broken(evidence: EntryEvidence) -> Verdict | None:
+    """Return a refusal if on every candidate the steps with the newcomer break a promise (ADM-1).
+
+    Its own or another's: on each gap, or on the mean time per token.
+    """
     worst: Verdict | None = None
     for view in evidence.replicas:
-        bound = _tightest(view, evidence.gap_ns)
-        if view.step_ns <= bound or not (view.decodes or view.pending_prefill_ns):
+        bound, reason, step = _tightest(view, evidence.gap_ns), Reason.GAP_BOUND, view.step_ns
+        if step <= bound:
+            bound, reason, step = view.mean_bound_ns, Reason.TPOT_BOUND, view.mean_step_ns
+        if step <= bound or not (view.decodes or view.pending_prefill_ns):
             return None
-        worst = Verdict(
-            gate=Gate.DEADLINE, reason=Reason.GAP_BOUND, measured=view.step_ns, threshold=bound
-        )
+        worst = Verdict(gate=Gate.DEADLINE, reason=reason, measured=step, threshold=bound)
     return worst
 
 
@@ -375,7 +381,7 @@ def retry_after(
             return at_least_a_second(-slack)
         case Reason.LENGTH_SHARE:
             return at_least_a_second(late)
-        case Reason.GAP_BOUND:
+        case Reason.GAP_BOUND | Reason.TPOT_BOUND:
             return at_least_a_second(until_shorter(evidence))
         case _:
             return balanced_after(reason, evidence.budget)
@@ -390,6 +396,7 @@ def until_shorter(evidence: EntryEvidence) -> int:
     soonest: int | None = None
     for view in evidence.replicas:
         excess = view.step_ns - _tightest(view, evidence.gap_ns)
+        excess = max(excess, view.mean_step_ns - view.mean_bound_ns)
         streams = view.decode_extra_ns
         share = min(max(0, excess), streams)
         answer = evidence.demand.output_p50 * view.step_ns

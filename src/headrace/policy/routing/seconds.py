@@ -80,7 +80,7 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
 
     (i) prefill behind the prompt at the engine's front stays within the window, or is zero: without
     one that waits there, a step would go without prefill at each first token; (ii) the step with the
-    newcomer holds the tightest running gap bound and its own; (iii) its reserved KV fits. An empty
+    newcomer holds the tightest running gap bound and its own, as the mean step does those on the mean; (iii) its reserved KV fits. An empty
     replica is open whatever its step takes: nobody is harmed and waiting would not help. A window
     without bound is open always: there the engine's own queue does the waiting.
     """
@@ -95,4 +95,4 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
     if view.behind_ns and view.behind_ns + view.prefill_ns > view.window_ns:
         return False
     tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
-    return view.step_ns <= tightest
+    return view.step_ns <= tightest and view.mean_step_ns <= view.mean_bound_ns
