@@ -389,6 +389,29 @@ def test_so_many_sessions_have_requests_in_flight_and_no_more() -> None:
 # Kept ----------------------------------------------------------------------------------------
 
 
+def test_after_a_restart_rates_and_budgets_go_on_and_nothing_runs_any_more() -> None:
+    limits = {"rpm_limit": 3, "tpm_limit": 10_000, "max_parallel_requests": 2}
+    made = Driver(limited(*ALL, **limits, max_parallel_sessions=2), replicas=2)
+    made.serve(made.arrive(tokens=1_000, session="s", max_output=100), 50)
+    made.arrive(tokens=1_000, session="t", max_output=100)
+    before = used(made)
+    made.plane = Plane.thaw(made.plane.freeze())
+    made.wait(5 * MS)
+    made.restart()
+    invariants.over(made.plane)
+    assert used(made) == before, "what runs no more made nothing that is known"
+    tokens, requests = quota(made).tokens, quota(made).requests
+    assert tokens is not None
+    assert requests is not None
+    assert (tokens.level, requests.level) == (10_000 - 1_050, 1), "neither begins anew"
+    made.up("r0")
+    for nth in range(2):
+        made.arrive(tokens=1_000, session=f"u{nth}", max_output=100)
+    assert why(made) == [Reason.REQUEST_RATE], (
+        "two may run at once again, one of them comes too soon"
+    )
+
+
 def test_budgets_are_frozen_and_thawed_with_the_plane() -> None:
     made = Driver(limited(*ALL, max_parallel_sessions=9))
     made.serve(made.arrive(tokens=1_000, session="s"), 50)
