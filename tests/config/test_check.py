@@ -48,6 +48,31 @@ WRONG = {
             ),
         ],
     ),
+    "output budgets of nobody": (
+        "- name: t",
+        "- name: t\n  output_budget: {classes: {interactve: 10}, models: {m.1: null}}",
+        [
+            (
+                "d:10: unknown class `interactve`: did you mean `interactive`? "
+                "at `$.deployment.output_budget.classes.interactve`"
+            ),
+            "d:10: unknown model `m.1` at `$.deployment.output_budget.models.m.1`",
+        ],
+    ),
+    "steps of no pool, and of engines that have their own": (
+        "- name: t",
+        (
+            "- name: t\n  window: {step_tokens: {p: 256, q: 256}}\n"
+            "upstreams: [{url: http://127.0.0.1:1, pool: p}]"
+        ),
+        [
+            (
+                "d:10: pool `p` has real engines, whose steps are as they were started "
+                "at `$.deployment.window.step_tokens.p`"
+            ),
+            "d:10: unknown pool `q` at `$.deployment.window.step_tokens.q`",
+        ],
+    ),
     "two models of one name": (
         "- name: m",
         "- name: m\n    - name: n\n      aliases: [m]",
@@ -398,6 +423,19 @@ DOUBTFUL = {
             "    - {name: v, minimum: 0.1}\n  organisations: [{name: o, minimum: 0.9}]"
         ),
         [],
+    ),
+    "steps of engines that do not heed them": (
+        "- name: t",
+        (
+            "- name: t\n  window: {step_tokens: {p: 256}}\n"
+            "emulator: {batching: {kind: decode_first}}"
+        ),
+        [
+            (
+                "d:10: the engines fill their steps as `emulator.batching` says, whatever stands here "
+                "at `$.deployment.window.step_tokens.p`"
+            )
+        ],
     ),
     "deferred to nowhere": (
         "- name: t",

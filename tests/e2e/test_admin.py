@@ -144,7 +144,12 @@ def test_a_process_is_changed_and_reloaded_and_its_record_replays(tmp_path: Path
         assert call(f"{admin}/reload", {})[0] == 400
         err = finished(process)
     lines = [json.loads(line) for line in err.splitlines()]
-    assert [(line["who"], line["what"]) for line in lines] == [("ops", "policy"), ("ops", "reload")]
+    assert [(line["who"], line["what"], line["outcome"]) for line in lines] == [
+        ("ops", "policy", "made"),
+        ("ops", "reload", "made"),
+        ("ops", "reload", "refused"),
+        ("ops", "reload", "refused"),
+    ]
     assert [json.loads(x) for x in (tmp_path / "audit.jsonl").read_text().splitlines()] == lines
     assert isinstance(verify(segments(tmp_path / "journal")), Verified)
     assert verify_decisions(tmp_path / "decisions.jsonl") == DecisionsVerified(count=4)

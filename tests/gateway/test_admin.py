@@ -287,6 +287,15 @@ async def test_revisions_are_kept_within_bounds() -> None:
         ({"window": {"prefill_ms": 0}}, "`$.window.prefill_ms`"),
         ({"tenants": []}, "tenants"),
         ({"rollback": 1, "window": {"prefill_ms": 100}}, "not both"),
+        ({"rollback": "last"}, "`$.rollback`"),
+        ({"ordering": {"kind": "lifo"}}, "`$.ordering.kind`"),
+        ({"ordering": {"kind": "fifo", "lend_after_ms": 1}}, "lend_after_ms"),
+        ({"output_budget": {"tokens": 0}}, "`$.output_budget.tokens`"),
+        ({"output_budget": {"classes": {"nobody": 5}}}, "unknown class `nobody`"),
+        ({"output_budget": {"models": 5}}, "`$.output_budget.models`"),
+        ({"admission": {"margin_ms": {"x": 1}}}, "`$.admission.margin_ms`"),
+        ({"admission": {"modes": {"deadline": {"x": {}}}}}, "`$.admission.modes.deadline`"),
+        ({"prediction": {"prior_p90": 1}}, "prior_p90 1 is below"),
     ],
 )
 async def test_a_wrong_change_changes_nothing(body: Any, words: str, tmp_path: Path) -> None:
@@ -295,7 +304,9 @@ async def test_a_wrong_change_changes_nothing(body: Any, words: str, tmp_path: P
     assert (caller.status, caller.error["code"]) == (400, "invalid_value")
     assert words in caller.error["message"]
     assert gateway.driver.revision == 1
-    assert audited(gateway, tmp_path) == []
+    (line,) = audited(gateway, tmp_path)
+    assert (line["who"], line["outcome"], line["revision"]) == ("ops", "refused", 1)
+    assert (line["why"], line["new"]) == ("invalid_value", {})
     gateway.finish()
 
 
@@ -343,7 +354,14 @@ async def test_a_freeze_refuses_every_change_until_it_is_lifted(tmp_path: Path) 
     assert (await gateway.scrape())["headrace_frozen"][0].value == 1
     assert (await gateway.order("/freeze", {"frozen": False})).json == {"frozen": False}
     assert (await gateway.order("/policy", {"admission": {"margin_ms": 1}})).status == 200
-    assert [line["what"] for line in audited(gateway, tmp_path)] == ["freeze", "thaw", "policy"]
+    lines = [(line["what"], line["outcome"]) for line in audited(gateway, tmp_path)]
+    assert lines == [
+        ("freeze", "made"),
+        ("policy", "refused"),
+        ("reload", "refused"),
+        ("thaw", "made"),
+        ("policy", "made"),
+    ]
     gateway.finish()
 
 

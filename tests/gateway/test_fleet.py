@@ -19,6 +19,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.fleet import engines, fitting
 from headrace.model.engine import EngineKind, Scheduler
 from headrace.policy.batching import ChunkedPrefill
+from headrace.policy.catalog import Window
 from headrace.units import NS_PER_MS
 from tests.adapters.test_emulated import Ear, LateClock, call
 from tests.config.configs import BASE
@@ -70,6 +71,14 @@ async def test_emulated_engines_fill_their_steps_as_configured() -> None:
     assert (report.running, report.waiting) == (1, 1)
     assert report.waiting_prefill_tokens is not None
     assert 900 < report.waiting_prefill_tokens < 1_000
+
+
+async def test_emulated_engines_start_with_the_steps_that_their_pool_has_by_now() -> None:
+    window = Window(step_tokens={"p": 96, "q": None})
+    settings = Settings(deployment=replace(deployment(), window=window))
+    found = engines(settings, LateClock())[0]
+    assert isinstance(found, InProcessEngine)
+    assert found._engine._replica.profile.token_budget == 96
 
 
 @pytest.mark.parametrize(("kind", "scheduler"), list(product((None, *EngineKind), Scheduler)))

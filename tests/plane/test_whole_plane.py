@@ -49,10 +49,11 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import Recorder, Verified, verify
 from headrace.plane.state import Phase
 from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
-from headrace.policy.catalog import PlaneConfig, canonical
+from headrace.policy.catalog import PlaneConfig, Window, canonical
 from headrace.policy.fairness.costs import KvCost, WorkCost
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens
 from tests.plane import invariants, trees
 from tests.plane.scenes import MS, S, small, usage
@@ -113,6 +114,8 @@ CONFIGS = (
     _without(models=BASE.models[1:], pools=POOLS[2:]),
     _without(fairness=Vtc(cost=WorkCost())),
     _without(fairness=Vtc(cost=KvCost())),
+    _without(output_budget=OutputBudget(tokens=40, classes={"batch": None})),
+    _without(window=Window(prefill_ms=20.0, step_tokens={"any": 64, "own": None})),
 )
 NAMES = ("r0", "r1", "r2", "r3")
 OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
@@ -181,6 +184,8 @@ class WholePlane(RuleBasedStateMachine):
                 assert effect.request in self.offered - self.over
                 assert (effect.replica, effect.incarnation) in {x[:2] for x in self.lives}
                 assert effect.incarnation not in self.drained
+                live = self.plane.state.live[effect.request]
+                assert live.output_cap is None or effect.output_limit <= live.output_cap
                 self.attempts.append(effect.attempt)
             case Cancel():
                 assert effect.attempt in self.attempts

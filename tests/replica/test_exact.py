@@ -143,6 +143,7 @@ ACTIONS = st.one_of(
         st.sampled_from(["progress", "prompts", "report", "totals", "yielded"]), WAITS, st.none()
     ),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
+    st.tuples(st.just("reprice"), WAITS, st.sampled_from([1, 16, 512])),
 )
 
 
@@ -154,7 +155,10 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
         case "abort":
             return replica.abort(AttemptId(argument), now)
         case "reprice":
-            replica.reprice(replica.profile.paced(argument), now)
+            old, faster = replica.profile, isinstance(argument, float)
+            replica.reprice(
+                old.paced(argument) if faster else replace(old, token_budget=argument), now
+            )
             return None
         case "progress":
             return replica.progress(now)

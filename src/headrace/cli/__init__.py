@@ -23,6 +23,10 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("explain", "headrace.cli.explain:explain", "Tell what was decided about a request, and why."),
     ("key new", "headrace.cli.keys:new", "Make an API key and the line that grants it."),
     ("parity", "headrace.cli.parity:parity", "Run a scenario simulated and live, and compare."),
+    ("policy history", "headrace.cli.policy:history", "Show who changed the policy, and how."),
+    ("policy rollback", "headrace.cli.policy:rollback", "Bring back an earlier policy."),
+    ("policy set", "headrace.cli.policy:set_", "Change the policy of a running gateway."),
+    ("policy show", "headrace.cli.policy:show", "Show the policy of a running gateway."),
     ("replay", "headrace.cli.replay:replay", "Offer a trace to a live server, open-loop."),
     ("serve", "headrace.cli.serve:serve", "Serve an OpenAI-compatible API."),
     ("simulate", "headrace.cli.simulate:simulate", "Run a scenario in virtual time."),
@@ -37,6 +41,7 @@ GROUPS = {
     "config": "Check, explain and describe configuration files.",
     "decisions": "Check decision logs.",
     "key": "Make API keys.",
+    "policy": "Show and change the policy of a running gateway, and undo it.",
 }
 """Help of the first word of commands of two."""
 

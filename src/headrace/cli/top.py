@@ -1,6 +1,5 @@
 """`headrace top`: a running gateway at a glance, off its admin listener."""
 
-import http.client
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated
@@ -13,34 +12,27 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.address import Address, address_of
 from headrace.cli.errors import FAILED, OK, fail
+from headrace.cli.listener import KEY_ENV, URL, UnreadableError, Url, call
 from headrace.gateway.overview import GroupState, State
 from headrace.ports.actuator import Stage
 
-URL = "http://127.0.0.1:9090"
-TIMEOUT_S = 10.0
 PLAIN_WIDTH = 140
 """Columns where no terminal says how many there are."""
 ROWS = 20
 """Tenants shown, those with most offered first."""
 
-Url = Annotated[str, Parameter(help="Address of the admin listener.")]
 Key = Annotated[
     str | None,
     Parameter(
         help="Admin key; better in the environment, where `ps` does not show it.",
-        env_var="HEADRACE_ADMIN_KEY",
+        env_var=KEY_ENV,
         show_default=False,
     ),
 ]
 Once = Annotated[bool, Parameter(negative=(), help="Print once and end.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, one line a look.")]
 Every = Annotated[float, Parameter(help="Seconds between two looks.")]
-
-
-class UnreadableError(Exception):
-    """The listener answered something else than a state."""
 
 
 def top(
@@ -52,19 +44,18 @@ def top(
     every: Every = 1.0,
 ) -> int:
     """Show tenants, classes, queues and replicas of a running gateway until Ctrl-C."""
-    place = address_of(url, URL)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
     try:
         if as_json:
-            for content in _looks(place, url, key, every, once=once):
+            for content in _looks(url, key, every, once=once):
                 print(content.decode(), flush=True)
         elif once:
-            console.print(_screen(_state(_fetch(place, url, key))))
+            console.print(_screen(_state(call(url, key, "/state"))))
         else:
             with Live(console=console, screen=True, auto_refresh=False) as shown:
-                for content in _looks(place, url, key, every, once=False):
+                for content in _looks(url, key, every, once=False):
                     shown.update(_screen(_state(content)), refresh=True)
     except UnreadableError as error:
         fail(str(error))
@@ -72,36 +63,12 @@ def top(
     return OK
 
 
-def _looks(
-    place: Address, url: str, key: str | None, every: float, *, once: bool
-) -> Iterator[bytes]:
+def _looks(url: str, key: str | None, every: float, *, once: bool) -> Iterator[bytes]:
     while True:
-        yield _fetch(place, url, key)
+        yield call(url, key, "/state")
         if once:
             return
         time.sleep(max(0.1, every))
-
-
-def _fetch(place: Address, url: str, key: str | None) -> bytes:
-    """Return the answer of `/state`; raises OSError with the address if nobody answers."""
-    kind = http.client.HTTPSConnection if place.tls else http.client.HTTPConnection
-    connection = kind(place.host, place.port, timeout=TIMEOUT_S)
-    try:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        connection.request("GET", f"{place.path}/state", headers=headers)
-        answer = connection.getresponse()
-        content = answer.read()
-    except http.client.HTTPException as error:
-        raise UnreadableError(f"{url} does not speak HTTP: {error!r}") from None
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), url) from None
-    finally:
-        connection.close()
-    if answer.status == http.client.UNAUTHORIZED:
-        raise UnreadableError(f"{url} wants an admin key: --key, or HEADRACE_ADMIN_KEY")
-    if answer.status != http.client.OK:
-        raise UnreadableError(f"{url} answered {answer.status}; is it the admin listener?")
-    return content
 
 
 def _state(content: bytes) -> State:

@@ -3,13 +3,14 @@
 An error is what could only fail or never act; a warning is what works, though hardly as meant.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from headrace.config.levers import levers
 from headrace.config.problem import Problem, warning
+from headrace.config.problem import unknown as _unknown
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
 from headrace.model.deployment import (
@@ -25,9 +26,6 @@ from headrace.model.slo import Indicator, Slo
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.costs import MoneyCost
 from headrace.units import MICRO, NS_PER_MS, PS_PER_NS, ms
-
-_COMPARED_MAX = 1_000
-"""Most names that a wrong one is compared with."""
 
 
 def problems(settings: Settings) -> list[Problem]:
@@ -79,16 +77,6 @@ def _twice(word: str, named: Iterable[tuple[str, str]]) -> Iterator[Problem]:
             yield Problem(path=path, message=f"{word} `{name}` is already at `{seen[name]}`")
         else:
             seen[name] = path
-
-
-def _unknown(path: str, word: str, name: str | None, known: Collection[str]) -> Iterator[Problem]:
-    """Yield a problem if a name is none of those known; None names nothing."""
-    if name is None or name in known:
-        return
-    near = known if len(known) <= _COMPARED_MAX else ()
-    close = difflib.get_close_matches(name, near, n=1)
-    hint = f": did you mean `{close[0]}`?" if close else ""
-    yield Problem(path=path, message=f"unknown {word} `{name}`{hint}")
 
 
 def _references(settings: Settings) -> Iterator[Problem]:
@@ -384,7 +372,7 @@ def _proportion(settings: Settings) -> Iterator[Problem]:
             )
     window_ns = ms(plane.window.prefill_ms)
     for i, pool in enumerate(plane.pools):
-        profile = pool.profile
+        profile = plane.window.stepped(pool).profile
         budget = profile.token_budget
         step_ns = profile.step_ps(0, 0, budget, budget**2) // PS_PER_NS
         if window_ns < step_ns:
@@ -485,6 +473,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _budgets,
     _lanes,
     _proportion,
+    levers,
     _exposure,
     _admin,
     _token_counts,

@@ -1,8 +1,13 @@
 """One thing in a configuration that does not fit, and where."""
 
+import difflib
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
+
+_COMPARED_MAX = 1_000
+"""Most names that a wrong one is compared with."""
 
 
 class Severity(StrEnum):
@@ -24,3 +29,13 @@ class Problem(Struct, frozen=True, kw_only=True, gc=False):
 def warning(path: str, message: str) -> Problem:
     """Return what works, though hardly as meant."""
     return Problem(path=path, message=message, severity=Severity.WARNING)
+
+
+def unknown(path: str, word: str, name: str | None, known: Collection[str]) -> Iterator[Problem]:
+    """Yield a problem if a name is none of those known; None names nothing."""
+    if name is None or name in known:
+        return
+    near = known if len(known) <= _COMPARED_MAX else ()
+    close = difflib.get_close_matches(name, near, n=1)
+    hint = f": did you mean `{close[0]}`?" if close else ""
+    yield Problem(path=path, message=f"unknown {word} `{name}`{hint}")

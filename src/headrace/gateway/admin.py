@@ -35,13 +35,8 @@ from headrace.gateway.limits import balances, budgets
 from headrace.gateway.litellm import Keys
 from headrace.gateway.metrics import Metrics, text
 from headrace.gateway.overview import Overview
-from headrace.gateway.steward import (
-    Applied,
-    ChangeRefusedError,
-    PolicyChange,
-    Reread,
-    Steward,
-)
+from headrace.gateway.steward import Applied, Reread, Steward
+from headrace.gateway.wanted import ChangeRefusedError, PolicyChange
 from headrace.model.budget import written_amount
 from headrace.model.ids import TenantId
 from headrace.policy.catalog import POLICY
@@ -109,7 +104,7 @@ class Admin:
             ],
             exception_handlers={
                 HTTPException: _http_error,
-                ChangeRefusedError: _refused,
+                ChangeRefusedError: self._refused,
                 TooLargeError: _too_large,
                 TooSlowError: _too_slow,
                 CallerGoneError: _gone,
@@ -232,7 +227,7 @@ class Admin:
     # What may be changed ----------------------------------------------------------------------
 
     async def _change_policy(self, request: Request) -> Response:
-        asked = await self._body(request, PolicyChange)
+        asked = request.state.asked = await self._body(request, PolicyChange)
         return _json(self._steward.change(request.scope[_WHO], asked))
 
     async def _reload(self, request: Request) -> Response:
@@ -255,6 +250,15 @@ class Admin:
         await self._body(request, Nothing)
         self._steward.drain(request.scope[_WHO])
         return _json({"draining": self._driver.draining, "live": self._driver.live})
+
+    def _refused(self, request: Request, error: Exception) -> Response:
+        """Answer a refusal, and write down whose change it was, if it was to be made."""
+        assert isinstance(error, ChangeRefusedError)
+        asked = getattr(request.state, "asked", None)
+        if request.method == "POST" and not (asked is not None and asked.dry_run):
+            what = request.url.path.strip("/").replace("/", " ") if asked is None else asked.what
+            self._steward.refused(request.scope[_WHO], what, error)
+        return _error(error.status, error.code, str(error))
 
     def _key(self, act: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Any]:
         """Return what answers a change of keys."""
@@ -316,11 +320,6 @@ def _http_error(_: Request, error: Exception) -> Response:
     return _error(
         error.status_code, codes.get(error.status_code, "invalid_value"), error.detail, headers
     )
-
-
-def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ChangeRefusedError)
-    return _error(error.status, error.code, str(error))
 
 
 def _too_large(_: Request, __: Exception) -> Response:

@@ -6,6 +6,7 @@ Keys go by their names; no line holds a key, a hash or anything of a prompt.
 import logging
 import os
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,27 @@ _MODE = 0o600
 _log = logging.getLogger(LOG)
 
 
+class Outcome(StrEnum):
+    """What came of a change that was asked for."""
+
+    MADE = "made"
+    REFUSED = "refused"
+
+
 class AuditLine(Struct, frozen=True, kw_only=True):
-    """One change."""
+    """One change, or one that was refused."""
 
     at: str
     """UTC, to the second."""
     who: str
     """Name of the key, or `open` where none is asked for."""
     what: str
+    outcome: Outcome = Outcome.MADE
+    why: str | UnsetType = UNSET
+    """The code of the error that it was refused with."""
     old: Any
     new: Any
+    """By setting, as `old`; of a refused one what it would have changed, if that could be told."""
     more: int | UnsetType = UNSET
     """Changes beyond those in `old` and `new`, if any."""
     revision: int

@@ -15,6 +15,7 @@ from headrace.gateway.auth import KeyRing
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
+from headrace.gateway.fleet import restep
 from headrace.gateway.grants import Grants
 from headrace.gateway.guard import Guard
 from headrace.gateway.jobs.office import Office
@@ -55,7 +56,7 @@ class Followers:
     """Those who must know of a new configuration beside the plane."""
 
     def __init__(self, parts: Parts) -> None:
-        """Tell the decision log, the feed and the keys."""
+        """Tell the decision log, the feed, the keys and the emulated engines."""
         self._parts = parts
 
     def prepare(self, revision: int, config: bytes) -> None:
@@ -64,9 +65,10 @@ class Followers:
             self._parts.decisions.configured(revision, config)
 
     def adopt(self, settings: Settings) -> None:
-        """Go by new classes and keys."""
+        """Go by new classes, keys and steps."""
         self._parts.feed.configure(settings.deployment)
         self._parts.keys.rekey(settings.keys)
+        restep(self._parts.driver.engines, settings.deployment)
 
 
 def admin(
@@ -98,6 +100,7 @@ def admin(
         token_counts=lambda: parts.app.token_counts,
         frozen=lambda: steward.frozen,
         denied=lambda: guard.denied,
+        changes=lambda: steward.counts,
         dropped=parts.dropped,
         jobs=parts.jobs,
     )

@@ -380,7 +380,7 @@ class Driver:
         engine = self._engines[ReplicaName(effect.replica)]
         assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
         stream = self._streams[effect.request]
-        stream.sent(effect.decision, effect.attempt, self._last)
+        stream.sent(effect, self._last)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
         told = stream.streamed or engine.tells_first

@@ -157,7 +157,9 @@ class Exchange:
 
 def settled(stream: Stream, attempts: int = 1) -> Headers:
     """Return what is told of how an answer was made."""
+    limit = stream.output_limit
     return [
+        *([] if limit is None else [(b"x-headrace-output-limit", b"%d" % limit)]),
         (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
         (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
         (b"x-headrace-attempts", b"%d" % attempts),

@@ -307,6 +307,12 @@ FAMILIES: dict[str, Family] = {
         _C, "Audit lines that could not be written; absent without a file."
     ),
     "admin_denied": Family(_C, "Calls of the admin listener without a right key."),
+    "admin_changes": Family(
+        _C,
+        "Changes asked of the admin listener (`policy`, `rollback`, `reload`, `key`, `freeze`, `thaw`, "
+        "`drain`), by whether they were `made` or `refused`.",
+        ("action", "result"),
+    ),
 }
 """By name without prefix and, for counters, without `_total`."""
 

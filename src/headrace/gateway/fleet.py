@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
@@ -21,6 +21,7 @@ from headrace.model.deployment import PoolSpec
 from headrace.model.engine import Scheduler
 from headrace.model.ids import Incarnation, PoolName, ReplicaName
 from headrace.model.price import PriceSpec
+from headrace.policy.catalog import PlaneConfig
 from headrace.ports.clock import Clock
 from headrace.ports.engine import EngineClient
 from headrace.replica.core import Replica
@@ -57,8 +58,18 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
         for nth, spec in enumerate(given):
             found.append(_remote(spec, pool, nth, clock, last + (len(found) + 1 << LIVES_BITS)))
         if not given:
-            found += _emulated(pool, settings.emulator, len(found), clock, last)
+            found += _emulated(
+                config.window.stepped(pool), settings.emulator, len(found), clock, last
+            )
     return found
+
+
+def restep(found: Iterable[EngineClient], config: PlaneConfig) -> None:
+    """Let the steps of emulated engines be as a configuration says, from their next one on."""
+    profiles = {pool.name: config.window.stepped(pool).profile for pool in config.pools}
+    for engine in found:
+        if isinstance(engine, InProcessEngine):
+            engine.reprice(profiles[engine.pool])
 
 
 def joining(settings: Settings, spec: UpstreamSpec, clock: Clock, last: int) -> EngineClient:

@@ -17,7 +17,8 @@ from headrace.gateway import money
 from headrace.gateway.auth import KeyIndex, key_hash, minted
 from headrace.gateway.grants import GRANTS_MAX, Grant
 from headrace.gateway.limits import budgets
-from headrace.gateway.steward import ChangeRefusedError, Steward
+from headrace.gateway.steward import Steward
+from headrace.gateway.wanted import ChangeRefusedError
 from headrace.model.deployment import TenantSpec
 from headrace.model.ids import TenantId
 from headrace.plane.core import Plane

@@ -95,6 +95,8 @@ class Sources(Struct, frozen=True, kw_only=True):
     """By family, what a sink could not keep; only sinks that there are."""
     jobs: Office | None = None
     """What requests are deferred with."""
+    changes: Callable[[], Mapping[tuple[str, str], int]] = dict
+    """Changes asked of the admin listener, by what they are and what came of them."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -320,6 +322,8 @@ class Metrics:
         sheet.put("policy_info", 1, *called)
         sheet.put("build_info", 1, __version__)
         sheet.put("admin_denied", sources.denied())
+        for change, made in sources.changes().items():
+            sheet.put("admin_changes", made, *change)
         for family, count in sources.dropped.items():
             sheet.put(family, count())
 

@@ -5,12 +5,11 @@ of its own, and one audit line. Requests that are in end under the revision they
 needs a restart is refused and named.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from textwrap import shorten
 from typing import Any, Protocol
 
-import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
@@ -18,11 +17,18 @@ from headrace.config.changes import TOLD_MAX, Changes, changes, first
 from headrace.config.check import problems
 from headrace.config.problem import Problem, Severity
 from headrace.config.schema import Settings
-from headrace.gateway.audit import Audit, AuditLine, written
+from headrace.gateway.audit import Audit, AuditLine, Outcome, written
 from headrace.gateway.driver import Driver
 from headrace.gateway.grants import Grant, Grants, minus, plus
-from headrace.policy.admission.gates import GateMode, Length, Mode
-from headrace.policy.catalog import POLICY, PlaneConfig, canonical, digest
+from headrace.gateway.wanted import (
+    PREVIOUS,
+    ChangeRefusedError,
+    PolicyChange,
+    changed,
+    same_policy,
+    with_policy,
+)
+from headrace.policy.catalog import PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
 REVISIONS = 100
@@ -42,43 +48,6 @@ FIXED = (
     "jobs",
 )
 """What a running process cannot change: what it opened, started, or counts in."""
-
-
-class ModesChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What single gates are to do; null goes by the common word again."""
-
-    contract: Mode | UnsetType | None = UNSET
-    budget: Mode | UnsetType | None = UNSET
-    memory: Mode | UnsetType | None = UNSET
-    deadline: Mode | UnsetType | None = UNSET
-
-
-class AdmissionChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the gates that may change at once; bounds are those of the configuration."""
-
-    margin_ms: float | UnsetType = UNSET
-    wait_margin: float | UnsetType = UNSET
-    prefill_margin: float | UnsetType = UNSET
-    length: Length | UnsetType = UNSET
-    mode: GateMode | UnsetType = UNSET
-    modes: ModesChange | UnsetType = UNSET
-
-
-class WindowChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the dispatch window that may change at once."""
-
-    prefill_ms: float | UnsetType = UNSET
-
-
-class PolicyChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `POST /policy` asks for: new values, or an earlier revision's."""
-
-    admission: AdmissionChange | UnsetType = UNSET
-    window: WindowChange | UnsetType = UNSET
-    rollback: int | UnsetType = UNSET
-    """Take the policy of this revision again, as a new revision."""
-    expect: int | UnsetType = UNSET
-    """Change nothing unless this revision is in force: two operators do not undo each other."""
 
 
 class Revision(Struct, frozen=True, kw_only=True):
@@ -104,15 +73,8 @@ class Applied(Struct, frozen=True, kw_only=True):
     """Changes beyond those that are told, if any."""
     warnings: tuple[str, ...] = ()
     """What works since the change, though hardly as meant."""
-
-
-class ChangeRefusedError(Exception):
-    """A change that is not made; becomes an answer, not a traceback."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        """Hold the answer."""
-        super().__init__(message)
-        self.status, self.code = status, code
+    dry_run: bool | UnsetType = UNSET
+    """Nothing was changed: `revision` is the one that stays in force."""
 
 
 class Follower(Protocol):
@@ -161,31 +123,48 @@ class Steward:
         self._kept: dict[int, PlaneConfig] = {revision: settings.deployment}
         told = told or settings
         self._source = digest(minus(told, self.grants.all).deployment)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Changes that were asked for, by the first word of what they are called, and what came of them."""
         self.revisions: deque[Revision] = deque(maxlen=REVISIONS)
         """The newest last."""
         self._list(revision, "", "start", changes(told, settings))
 
     def change(self, who: str, asked: PolicyChange) -> Applied:
-        """Change the policy, or roll it back."""
-        if asked.expect is not UNSET and asked.expect != self._driver.revision:
-            message = f"Revision {self._driver.revision} is in force, not {asked.expect}."
-            raise ChangeRefusedError(409, "revision_differs", message)
-        now = self.settings.deployment
+        """Change the policy, or roll it back; or tell what that would come to."""
+        config, values = self.settings.deployment, asked.values()
         if asked.rollback is UNSET:
-            return self._apply(
-                who, "policy", replace(self.settings, deployment=_changed(now, asked))
-            )
-        if asked.admission is not UNSET or asked.window is not UNSET:
-            raise ChangeRefusedError(
-                400, "invalid_value", "Give `rollback` or new values, not both."
-            )
-        kept = self._kept.get(asked.rollback)
-        if kept is None:
-            message = f"Revision {asked.rollback} is not kept; see GET /policy."
+            wanted, what = changed(config, values), asked.what
+        elif values:
+            message = "Give `rollback` or new values, not both."
+            raise ChangeRefusedError(400, "invalid_value", message)
+        else:
+            revision = self._earlier(asked.rollback)
+            wanted, what = with_policy(config, self._kept[revision]), f"rollback to {revision}"
+        settings, now = replace(self.settings, deployment=wanted), self._driver.revision
+        if asked.expect not in (UNSET, now):
+            message = f"Revision {now} is in force, not {asked.expect}."
+            found = changes(self.settings, settings)
+            raise ChangeRefusedError(409, "revision_differs", message, found)
+        if not asked.dry_run:
+            return self._apply(who, what, settings)
+        found, warnings = self._checked(settings, even_frozen=True)
+        some, more = first(found)
+        return Applied(revision=now, changes=some, more=more, warnings=warnings, dry_run=True)
+
+    def _earlier(self, asked: int | str) -> int:
+        """Return the kept revision that is asked for, by number or as the newest that decides otherwise."""
+        if asked in self._kept:
+            return int(asked)
+        if asked != PREVIOUS:
+            message = f"Revision {asked} is not kept; see GET /policy."
             raise ChangeRefusedError(404, "revision_unknown", message)
-        back = replace(now, **{name: getattr(kept, name) for name in POLICY})
-        what = f"rollback to {asked.rollback}"
-        return self._apply(who, what, replace(self.settings, deployment=back))
+        now = self.settings.deployment
+        other = (n for n in reversed(self._kept) if not same_policy(self._kept[n], now))
+        found = next(other, None)
+        if found is None:
+            message = "No revision with another policy is kept since the start."
+            raise ChangeRefusedError(404, "revision_unknown", message)
+        return found
 
     def reload(self, who: str, settings: Settings) -> Applied:
         """Go by what the configuration file says now; refused if some of it needs a restart.
@@ -251,21 +230,7 @@ class Steward:
 
         `keep` is called when nothing can refuse the change any more.
         """
-        self.ready()
-        if self.observing:
-            message = (
-                "Nothing is enforced while observing; only a restart changes what is observed."
-            )
-            raise ChangeRefusedError(409, "observing", message)
-        if self.frozen and not even_frozen:
-            raise ChangeRefusedError(409, "frozen", "Changes are frozen; thaw with POST /freeze.")
-        found = changes(self.settings, settings)
-        before = set(problems(self.settings))
-        told = [one for one in problems(settings) if one not in before]
-        wrong = [one for one in told if one.severity is Severity.ERROR]
-        if wrong:
-            raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
-        warnings = tuple(map(_line, told))
+        found, warnings = self._checked(settings, even_frozen=even_frozen)
         self._source = source or self._source
         if not found:
             return Applied(revision=self._driver.revision, changes={}, warnings=warnings)
@@ -282,6 +247,26 @@ class Steward:
         self._kept.pop(self.revisions[0].revision - 1, None)
         self._note(who, what, found)
         return Applied(revision=revision, changes=row.changes, more=row.more, warnings=warnings)
+
+    def _checked(self, settings: Settings, *, even_frozen: bool) -> tuple[Changes, tuple[str, ...]]:
+        """Return what other settings would change, and what is doubtful of them; refuses wrong ones."""
+        self.ready()
+        found = changes(self.settings, settings)
+        if self.observing:
+            message = (
+                "Nothing is enforced while observing; only a restart changes what is observed."
+            )
+            raise ChangeRefusedError(409, "observing", message, found)
+        if self.frozen and not even_frozen:
+            message = "Changes are frozen; thaw with POST /freeze."
+            raise ChangeRefusedError(409, "frozen", message, found)
+        before = set(problems(self.settings))
+        told = [one for one in problems(settings) if one not in before]
+        wrong = [one for one in told if one.severity is Severity.ERROR]
+        if wrong:
+            raise ChangeRefusedError(400, "invalid_value", " ".join(map(_line, wrong)))
+        warnings = tuple(map(_line, told))
+        return found, warnings
 
     def _list(self, revision: int, who: str, what: str, found: Changes) -> Revision:
         """Add a revision to those that are shown."""
@@ -309,47 +294,26 @@ class Steward:
         if self._driver.broken is not None:
             raise ChangeRefusedError(503, "internal_error", "The gateway has failed and is ending.")
 
-    def _note(self, who: str, what: str, found: Changes) -> None:
+    def refused(self, who: str, what: str, error: ChangeRefusedError) -> None:
+        """Write down what was asked for and not made; nothing that only the asker's words would tell."""
+        self._note(who, what, error.found, error.code)
+
+    def _note(self, who: str, what: str, found: Changes, why: str | None = None) -> None:
         some, more = first(found)
+        outcome = Outcome.MADE if why is None else Outcome.REFUSED
+        self.counts[what.partition(" ")[0], outcome] += 1
         line = AuditLine(
             at=written(self._clock.wall()),
             who=who,
             what=what,
+            outcome=outcome,
+            why=UNSET if why is None else why,
             old={path: old for path, (old, _) in some.items()},
             new={path: new for path, (_, new) in some.items()},
             more=more,
             revision=self._driver.revision,
         )
         self._audit.put(line)
-
-
-def _changed(config: PlaneConfig, asked: PolicyChange) -> PlaneConfig:
-    """Return the configuration with new values, held against the bounds of the schema."""
-    return replace(
-        config,
-        admission=_merged(config.admission, asked.admission, "admission"),
-        window=_merged(config.window, asked.window, "window"),
-    )
-
-
-def _merged(part: Any, asked: Struct | UnsetType, name: str) -> Any:
-    if asked is UNSET:
-        return part
-    values = _over(msgspec.to_builtins(part), msgspec.to_builtins(asked))
-    try:
-        return msgspec.convert(values, type(part))
-    except msgspec.ValidationError as error:
-        message = str(error).replace("`$.", f"`$.{name}.")
-        raise ChangeRefusedError(400, "invalid_value", message) from None
-
-
-def _over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return the old values with the new ones in their place, part by part."""
-    merged = {**old, **new}
-    for name, value in new.items():
-        if isinstance(value, dict):
-            merged[name] = _over(old[name], value)
-    return merged
 
 
 def _is_fixed(path: str) -> bool:

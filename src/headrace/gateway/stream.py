@@ -9,11 +9,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
-from headrace.model.effect import Fail, Refuse
+from headrace.model.effect import Dispatch, Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
-from headrace.units import DurationNs, InstantNs
+from headrace.units import DurationNs, InstantNs, Tokens
 
 HIGH = 65_536
 """Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
@@ -61,6 +61,8 @@ class Stream:
         self.took_ns = DurationNs(0)
         """From arrival to the first token of a stream, or to the end of a whole answer."""
         self.attempt: AttemptId | None = None
+        self.output_limit: Tokens | None = None
+        """Most tokens the answer may have, where its caller asked for another limit, or for none."""
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
         self.sink: Callable[[bytes], bool] | None = None
@@ -109,9 +111,11 @@ class Stream:
         sent, left = self.attempt is not None, self._left_ns(now)
         self.finish(failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left))
 
-    def sent(self, decision: DecisionId, attempt: AttemptId, now: InstantNs) -> None:
+    def sent(self, effect: Dispatch, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""
-        self.decision, self.attempt = decision, attempt
+        self.decision, self.attempt = effect.decision, effect.attempt
+        if effect.output_limit != self.request.max_output:
+            self.output_limit = effect.output_limit
         self.queue_ns = DurationNs(now - self.arrived_at)
 
     def push(self, data: bytes) -> None:

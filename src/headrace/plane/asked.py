@@ -71,7 +71,9 @@ class Asked:
         prediction = settings.config.prediction
         groups = prediction.groups_of(request.tenant, slo_class, self.model, request.input_tokens)
         forecast = prediction.predict(m.state.outputs, groups)
-        self.demand = demand(request, spec, facts.spec, forecast)
+        ceiling = settings.config.output_budget
+        self.output_cap = ceiling.cap(self.model, slo_class, request.max_output)
+        self.demand = demand(request, spec, facts.spec, forecast, self.output_cap)
         self.branches = max(1, request.fan_out)
         self.take = self._take()
         limited_sessions = tenant.max_parallel_sessions is not None
@@ -270,7 +272,7 @@ class Asked:
         """Return what is reserved: input plus the output the caller allows, else p90; p90 of work."""
         request, spec, output = self.request, self.spec, self.demand.output_p90
         if request.max_output is not None:
-            output = output_limit(request, spec, self.facts.spec)
+            output = output_limit(request, spec, self.facts.spec, self.output_cap)
         work = self.demand.work_p90_ns
         tokens = (request.input_tokens + output) * self.branches
         return Take(

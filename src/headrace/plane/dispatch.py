@@ -351,7 +351,9 @@ def _book(
             decision=live.decision,
             replica=chosen.name,
             incarnation=chosen.incarnation,
-            output_limit=output_limit(request, settings.models[live.model], facts.spec),
+            output_limit=output_limit(
+                request, settings.models[live.model], facts.spec, live.output_cap
+            ),
             tenant=request.tenant,
             slo_class=live.slo_class,
             deadline=live.deadline,

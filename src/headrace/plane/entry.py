@@ -108,6 +108,7 @@ def _admitted(
         key=asked.key(order, now),
         way=asked.way,
         first_ns=asked.first_ns,
+        output_cap=asked.output_cap,
         lesser=asked.lesser,
     )
     lend = order.lend_after_ns

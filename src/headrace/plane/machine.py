@@ -57,17 +57,20 @@ class Resolved:
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
         window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
-            PoolName(spec.name): pool_facts(spec, window.reach_ms(), window.kv_reserve, believed)
+            PoolName(spec.name): pool_facts(
+                window.stepped(spec), window.reach_ms(), window.kv_reserve, believed
+            )
             for spec in config.pools
         }
         by_model: defaultdict[ModelName, list[PoolFacts]] = defaultdict(list)
         for facts in self.pools.values():
             by_model[ModelName(facts.spec.model)].append(facts)
         self.pools_of = dict(by_model)
+        first = {ModelName(spec.model): spec.profile for spec in reversed(config.pools)}
         self.prices: dict[ModelName, Price] = {
-            model: config.fairness.price(model, pools[0].spec.profile)
-            for model, pools in self.pools_of.items()
+            model: config.fairness.price(model, first[model]) for model in self.pools_of
         }
+        """By the profile as declared: counters outlive a change of how steps are filled."""
         self.rules = {model: self._rules(price) for model, price in self.prices.items()}
         self.starve_ns = {
             name: None if spec.expire or spec.starve_ms is None else ms(spec.starve_ms)

@@ -47,6 +47,8 @@ def quote(m: Machine, request: Request) -> Quote:
     if verdict.reason is None and spec is not None and pool is not None:
         prediction = settings.config.prediction
         groups = prediction.groups_of(request.tenant, slo_class, model, request.input_tokens)
-        need = demand(request, spec, pool.spec, prediction.predict(m.state.outputs, groups))
+        forecast = prediction.predict(m.state.outputs, groups)
+        cap = settings.config.output_budget.cap(model, slo_class, request.max_output)
+        need = demand(request, spec, pool.spec, forecast, cap)
         service = settings.prices[model].service(need.input_tokens, 0, need.output_p50)
     return Quote(slo_class=slo_class, model=model, service=service, verdict=verdict)

@@ -30,7 +30,7 @@ from headrace.plane.pace import Pace
 from headrace.plane.rate import Rate
 from headrace.policy.fairness.backlog import Backlog
 from headrace.policy.predict.windows import Windows
-from headrace.units import DurationNs, InstantNs, later
+from headrace.units import DurationNs, InstantNs, Tokens, later
 
 
 class Phase(StrEnum):
@@ -84,6 +84,8 @@ class Live(Struct):
     dispatched_at: InstantNs = InstantNs(0)
     made: int = 0
     """Tokens it is known to have made, once its attempt is closed."""
+    output_cap: Tokens | None = None
+    """Most output tokens it is given, beside what caller, model and pool allow; as on its arrival (ADM-6)."""
 
     @property
     def wait_until(self) -> InstantNs | None:

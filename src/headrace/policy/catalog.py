@@ -18,6 +18,7 @@ from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
     ModelSpec,
+    Name,
     OrganisationSpec,
     PoolSpec,
     TenantSpec,
@@ -28,6 +29,7 @@ from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.degrade.level import Degrading
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.policy.predict.input import InputPrediction
 from headrace.policy.predict.output import OutputPrediction
 from headrace.policy.routing.seconds import UNBOUNDED, Seconds
@@ -47,6 +49,19 @@ class Window(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unbounded: bool = False
     """Whether everything is sent at once, whatever a replica holds already: no queue here, all of it
     in the engines. False: for observing alone, where nothing is to be held back."""
+
+    step_tokens: Annotated[
+        dict[Name, Annotated[int, Meta(ge=1, le=1_000_000)] | None], Meta(max_length=10_000)
+    ] = {}
+    """By pool of emulated engines, tokens of one of their steps, prompts' and decodes' together, instead of
+    the profile's `token_budget`; null: the profile's. A real engine has its own, which takes its restart."""
+
+    def stepped(self, pool: PoolSpec) -> PoolSpec:
+        """Return a pool as its engines' steps are now."""
+        tokens = self.step_tokens.get(pool.name)
+        if tokens is None:
+            return pool
+        return replace(pool, profile=replace(pool.profile, token_budget=tokens))
 
     def reach_ms(self) -> float:
         """Return the prefill that may be in flight, in ms."""
@@ -85,6 +100,7 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     routing: Seconds = Seconds()
     prediction: OutputPrediction = OutputPrediction()
     input_prediction: InputPrediction = InputPrediction()
+    output_budget: OutputBudget = OutputBudget()
     window: Window = Window()
     reports: Reports = Reports()
 
@@ -119,7 +135,7 @@ _DECODER = msgspec.json.Decoder(PlaneConfig)
 _DIGEST = 16
 
 
-POLICY = ("admission", "ordering", "routing", "prediction", "window")
+POLICY = ("admission", "ordering", "routing", "prediction", "output_budget", "window")
 """Parts of a configuration that say how is decided, not for whom: a running process may change them."""
 
 

@@ -304,6 +304,7 @@ def kept_chunks(row: TraceRow) -> int:
 
 def _places(scenario: Scenario) -> Iterator[tuple[str, str, Profile]]:
     """Yield (replica, pool, profile as declared) of every replica."""
-    for pool in scenario.deployment.pools:
+    window = scenario.deployment.window
+    for pool in map(window.stepped, scenario.deployment.pools):
         for nth in range(pool.replicas):
             yield f"{pool.name}-{nth}", pool.name, pool.profile

@@ -136,8 +136,9 @@ class EmulatedEngine:
 
     def reprice(self, profile: Profile) -> None:
         """Let steps take what another profile of the same size says, from the next one on."""
-        self._replica.reprice(profile, self._now())
-        self._arm()
+        if profile != self._replica.profile:
+            self._replica.reprice(profile, self._now())
+            self._arm()
 
     def poll(self) -> None:
         """Report at once."""

@@ -10,6 +10,7 @@ from headrace.adapters.engines.words import writer
 from headrace.adapters.engines.words.frame import Writer
 from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
+from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Call, Ending, Listener
@@ -98,6 +99,10 @@ class InProcessEngine:
         if answer is not None:
             answer.paused = False
             self._write(attempt, answer)
+
+    def reprice(self, profile: Profile) -> None:
+        """Let steps be as another profile of the same size says, from the next one on."""
+        self._engine.reprice(profile)
 
     def poll(self) -> None:
         """Report at once."""

@@ -11,26 +11,36 @@ from headrace.policy.predict.output import REVISION
 from headrace.units import BLOCK_TOKENS, NS_PER_S, Bytes, DurationNs, Tokens, WorkNs, blocks_for
 
 
-def output_limit(request: Request, model: ModelSpec, pool: PoolSpec) -> Tokens:
+def output_limit(
+    request: Request, model: ModelSpec, pool: PoolSpec, cap: Tokens | None = None
+) -> Tokens:
     """Return the most output tokens this request may make on a pool.
 
-    The least of its own cap, the model's, what the context leaves and what the KV pool holds.
+    The least of its own cap, the model's, what the context leaves, what the KV pool holds, and `cap`:
+    what it is given at most for other reasons.
     """
     holds = pool.profile.kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS
     room = min(model.context_limit, holds) - request.input_tokens
     asked = model.output_limit if request.max_output is None else request.max_output
-    return Tokens(max(1, min(asked, model.output_limit, room)))
+    most = min(asked, model.output_limit, room)
+    return Tokens(max(1, most if cap is None else min(most, cap)))
 
 
-def demand(request: Request, model: ModelSpec, pool: PoolSpec, forecast: tuple[int, int]) -> Demand:
+def demand(
+    request: Request,
+    model: ModelSpec,
+    pool: PoolSpec,
+    forecast: tuple[int, int],
+    cap: Tokens | None = None,
+) -> Demand:
     """Return a request's demand on one pool (DEM-1, DEM-2).
 
-    `forecast` is the predicted (p50, p90) output; the caller's own limit caps both. Work is as if
+    `forecast` is the predicted (p50, p90) output; the caller's own limit caps both, as does `cap`. Work is as if
     nothing were cached: prefix credit belongs to routing. Residency counts prefill and p50 decode
     steps at the profile's operating batch.
     """
     profile, given = pool.profile, request.input_tokens
-    limit = output_limit(request, model, pool)
+    limit = output_limit(request, model, pool, cap)
     p50, p90 = min(forecast[0], limit), min(forecast[1], limit)
     prefill = profile.prefill_ns(given, 0, 0, 0, profile.token_budget)
     residency = prefill + p50 * profile.reference_step_ns
