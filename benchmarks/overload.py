@@ -4,7 +4,7 @@ Five mixes on one emulated A100 at one to ten times what it can do, under one co
 under limits that were tuned for each cell with hindsight: on requests inside, on requests that wait, on
 prompt tokens a second. Goodput is in work: GPU-seconds of requests that met their bounds of 2 s to the
 first token and 60 ms for each one after it. Once more with callers that repeat a refused request twice,
-and with a tenant that keeps to its share beside a hog. `mixes`, `doors` and `cells` hold the parts.
+and with a tenant that keeps to its share beside a hog. `mixes`, `doors`, `cells` and `degrade` hold the parts.
 
 HEADRACE_DATA names the folder of public traces; without it the engine is not held against published rows,
 and lengths come from their tables.
@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks import tenants
+from benchmarks import degrade, tenants
 from benchmarks.cells import (
     BATCH,
     HASTY,
@@ -70,6 +70,8 @@ def run(quick: bool) -> Result:
         found, detail[name] = held(table, swept, name, quick=quick)
         claims += found
     found, detail["tenants"] = beside_hog(rates["conv"], seeds)
+    claims += found
+    found, detail["degrade"] = degrade.measured(known, rates, seeds)
     return Result(name="overload", claims=claims + found, seeds=list(seeds), detail=detail)
 
 

@@ -47,7 +47,12 @@ class LadderSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At level 3, the smaller model. Needed where `level` is 3."""
     defer: bool = False
     """Whether a request that no step can save goes to the durable queue, where there is one, instead of
-    being refused."""
+    being refused; where its tenant and its caller agreed to all of the ladder."""
+
+    def __post_init__(self) -> None:
+        """Refuse a smaller model that is never reached, and a level 3 without one."""
+        if (self.level == LEVEL_MAX) != (self.model is not None):
+            raise ValueError(f"level {self.level} with model {self.model!r}: level 3 is a model")
 
 
 class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):
@@ -83,7 +88,7 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     wait_ns: DurationNs
     """How long what is queued takes them."""
     refused: bool
-    """Whether somebody was refused at this level since it had time to show."""
+    """Whether somebody was refused at this level within the last second."""
     calm_ns: DurationNs
     """For how long the level above would have done."""
     quiet_ns: DurationNs

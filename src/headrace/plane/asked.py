@@ -4,6 +4,8 @@ A request with all that the configuration, the predictors and the books say of i
 `EntryEvidence`. Decides nothing and books nothing.
 """
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from headrace.model.budget import Take
@@ -19,7 +21,7 @@ from headrace.model.evidence import (
     WaitFacts,
 )
 from headrace.model.features import Feature
-from headrace.model.ids import ClassName, ModelName
+from headrace.model.ids import ClassName, ModelName, PoolName
 from headrace.model.ladder import Lesser
 from headrace.model.paths import ROOT, tenant_key
 from headrace.model.request import Request
@@ -28,6 +30,7 @@ from headrace.plane.fleet import Candidate, PoolFacts, view
 from headrace.plane.ledger import Quota, window_facts
 from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
+from headrace.plane.state import ModelState
 from headrace.plane.stranger import bare_evidence, unlimited
 from headrace.policy.admission.balances import over_limits
 from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
@@ -283,7 +286,8 @@ class Asked:
 
     def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
         """Return the work ahead of the queue that it would join."""
-        known, rate = self.known, rate_micro(m, self.model, self.slo_class)
+        known = self.known
+        rate = rate_micro(known, m.settings.serving(self.model, self.slo_class))
         if not known.backlog.size:
             return WaitFacts(
                 backlog_ns=WorkNs(0),
@@ -319,10 +323,10 @@ class Asked:
         )
 
 
-def rate_micro(m: Machine, model: ModelName, slo_class: ClassName) -> int:
-    """Return what the ready replicas that serve a class do: work-seconds per second, in millionths."""
-    known, rate = m.state.models[model], 0
-    for pool in m.settings.serving(model, slo_class):
+def rate_micro(known: ModelState, pools: Iterable[PoolName]) -> int:
+    """Return what the ready replicas of some pools do: work-seconds per second, in millionths."""
+    rate = 0
+    for pool in pools:
         rate += known.rates[pool].micro() * known.fleet.ready.get(pool, 0)
     return rate
 

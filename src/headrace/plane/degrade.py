@@ -22,7 +22,7 @@ from headrace.plane.state import ModelState
 from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
-from headrace.policy.degrade.level import SETTLE_NS
+from headrace.policy.degrade.level import SIGN_NS
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens, elapsed, later, time_for
 
 
@@ -78,7 +78,7 @@ def _climbed(
         _count(m, less, found.decision, (less.demand.work_p50_ns,) * len(NOTHING), now)
     at_base = tried[min(1, at_level(steps, base), len(tried) - 1)].decision
     if isinstance(at_base, Reject) and at_base.reason in OF_THE_MOMENT:
-        standing.refused_at = now
+        standing.refuse(now)
     return Found(
         asked=looked[found.nth],
         evidence=tried[found.nth].evidence,
@@ -115,7 +115,7 @@ def _pressure(
     assert spec is not None, "it has a ladder"
     known.inflow.forget(now)
     rivals = settings.rivals(model, slo_class)
-    rate = rate_micro(m, model, slo_class)
+    rate = rate_micro(known, settings.serving(model, slo_class))
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
     refused, calm = standing.refused_at, standing.calm_from
     return Pressure(
@@ -124,7 +124,7 @@ def _pressure(
         offered=known.inflow.micro(rivals)[: spec.level + 1],
         rate_micro=rate,
         wait_ns=time_for(queued, rate) if rate else DurationNs(0),
-        refused=refused is not None and refused >= later(standing.since, SETTLE_NS),
+        refused=refused is not None and now <= later(refused, SIGN_NS),
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
         quiet_ns=elapsed(standing.quiet_from, now),
         failed=standing.failed,
@@ -173,7 +173,9 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
 def _smaller(m: Machine, asked: Asked, spec: LadderSpec) -> ModelSpec | None:
     """Return the smaller model, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
+    if model is None or model is asked.spec:
+        return None
+    if m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
         return None
     return model if asked.tenant.may_ask(model, model.name) else None
 

@@ -9,7 +9,8 @@ from msgspec import Struct, field
 
 from headrace.model.ids import ClassName
 from headrace.model.ladder import LEVEL_MAX
-from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, elapsed
+from headrace.policy.degrade.level import SETTLE_NS
+from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, elapsed, later
 
 _KEEP, _OF = 9, 10
 """Forgetting per second: all of it together weighs ten seconds."""
@@ -65,9 +66,11 @@ class Standing(Struct):
     quiet_from: InstantNs = InstantNs(0)
     """Since when there was no sign that this one does not do."""
     refused_at: InstantNs | None = None
-    """When a request was last refused that had tried this level."""
+    """When a request was last refused at this level, the first moments after a step down apart."""
+    rose: bool = False
+    """Whether it came here by a step up."""
     trying: bool = False
-    """Whether it came here by a step up against the forecast."""
+    """Whether that was against the forecast."""
     failed: int = 0
     """Such steps in a row that were taken back."""
     entered: list[int] = field(default_factory=lambda: list(NOTHING))
@@ -82,12 +85,12 @@ class Standing(Struct):
     def move(self, level: int, now: InstantNs, *, trying: bool) -> None:
         """Come to another level; `trying`: against the forecast, if it is a step up."""
         assert level != self.level, "it is there"
-        up = level < self.level
-        if not up:
+        self.rose = level < self.level
+        if not self.rose:
             self.failed += self.trying
         elif not trying:
             self.failed = 0
-        self.trying = up and trying
+        self.trying = self.rose and trying
         self.spent_ns[self.level] += now - self.since
         self.entered[level] += 1
         if not self.level:
@@ -97,6 +100,12 @@ class Standing(Struct):
             self.recovered_ns, self.left_at = elapsed(self.left_at, now), None
         self.level, self.since, self.quiet_from = level, now, now
         self.calm_from = self.refused_at = None
+
+    def refuse(self, now: InstantNs) -> None:
+        """Note that a request was refused at this level."""
+        went_down = bool(self.level) and not self.rose
+        if not went_down or now >= later(self.since, SETTLE_NS):
+            self.refused_at = now
 
     def time_at(self, now: InstantNs) -> tuple[int, ...]:
         """Return how long it was at each level by now, in ns."""

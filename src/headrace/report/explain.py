@@ -18,6 +18,7 @@ from headrace.model.paths import Band
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
 from headrace.policy.admission.gates import Wait, nearest, predicted_wait
 from headrace.policy.routing.seconds import is_open
+from headrace.report.ladder import ladder_tables
 from headrace.report.rows import Row, figures
 from headrace.report.story import Entered, Sent, Story
 from headrace.report.tables import Column, Table, render_all
@@ -176,6 +177,8 @@ def _entry_tables(entered: Entered) -> Iterator[Table]:
     evidence = entered.record.evidence
     yield figures("What it asks for", demand_rows(evidence.demand))
     yield gates(entered.record.decision)
+    if entered.record.ladder is not None:
+        yield from ladder_tables(entered.record.ladder)
     if not evidence.contract.tenant_known or not evidence.contract.model_known:
         return  # nothing else was looked at
     wait = _forecast(entered)

@@ -27,6 +27,7 @@ from headrace.sim.books import (
     times_are_causal,
 )
 from headrace.sim.buckets import Buckets
+from headrace.sim.consent import Consent
 from headrace.sim.world import World
 from headrace.units import InstantNs
 
@@ -59,6 +60,7 @@ class Checker:
         self._settled: dict[tuple[ModelName, str], int] = {}
         self._revision = 0
         self._buckets = Buckets()
+        self._consent = Consent()
 
     def __call__(self, world: World, effects: Sequence[Effect]) -> None:
         """Check one step."""
@@ -70,6 +72,7 @@ class Checker:
             self._effect(world, effect)
         self._answered(world, effects)
         self._buckets.step(world, effects)
+        self._consent.step(world, effects)
         self._nothing_waits_in_vain(world)
         if self.steps % DEEP_EVERY == 0:
             self.deep(world)
@@ -112,6 +115,7 @@ class Checker:
         self._over.clear()
         self._settled.clear()
         self._buckets = Buckets()
+        self._consent.restarted(world)
 
     def _clock(self, world: World) -> None:
         """INV-7: time never runs back, and no timer is left behind."""

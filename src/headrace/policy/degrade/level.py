@@ -78,4 +78,6 @@ class Degrading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _DOUBLED = 5
 """So often at most: half an hour by default."""
 SETTLE_NS = DurationNs(5 * NS_PER_S)
-"""A refusal sooner after a step says nothing of the level: the queue is still that of the one before."""
+"""A refusal sooner after a step down says nothing of the level: the queue is still that of the one before."""
+SIGN_NS = DurationNs(NS_PER_S)
+"""How long a refusal is a sign: classes are looked at once a second at least."""
