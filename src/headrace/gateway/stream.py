@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.model.effect import Dispatch, Fail, Refuse
@@ -109,7 +110,11 @@ class Stream:
     def fail(self, effect: Fail, now: InstantNs) -> None:
         """It was let in, and there is no answer to it, or no more of it."""
         sent, left = self.attempt is not None, self._left_ns(now)
-        self.finish(failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left))
+        fault = failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left)
+        if effect.retry_after_ns is not None and fault.retry_after_ns is not None:
+            wait = max(fault.retry_after_ns, effect.retry_after_ns)
+            fault = replace(fault, retry_after_ns=wait)
+        self.finish(fault)
 
     def sent(self, effect: Dispatch, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""
