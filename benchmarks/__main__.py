@@ -21,7 +21,7 @@ from benchmarks import harness
 
 REGISTRY = (
     "decision", "metrics", "prompt_tokens", "simspeed", "tokens", "overload", "fairwait", "fairness",
-    "swarm", "soak", "gateway", "parity", "live_overload", "live_fairness", "vllm", "vllm_plugin",
+    "swarm", "soak", "deferred", "gateway", "parity", "live_overload", "live_fairness", "vllm", "vllm_plugin",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 

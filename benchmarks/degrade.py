@@ -8,6 +8,7 @@ level changed on the way.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -184,7 +185,7 @@ def claimed(pairs: Sequence[tuple[Served, Served]], courses: Sequence[Course]) -
     """Return what is claimed, of the mean over seeds or of the worst."""
     more = fmean(100 * (one.served - other.served) for one, other in pairs)
     met = fmean(one.met for one, _ in pairs)
-    back = max(one.back_s if one.back_s is not None else float("nan") for one in courses)
+    back = max(one.back_s if one.back_s is not None else inf for one in courses)
     return [
         at_least(
             "degraded: served at level <= 2, of offered",

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.model.ids import ModelName, TenantId
+from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.policy.fairness.leftover import Leftover, Pace
@@ -94,7 +94,7 @@ async def test_jobs_that_wait_for_a_replica_go_back_when_somebody_comes() -> Non
     await gateway.until(350)  # one dispatch window later
     assert gateway.dispatcher.returned == stuck
     assert gateway.dispatcher.running() == {MODEL: sent}, "what is on an engine goes on"
-    assert gateway.dispatcher.limits() == {MODEL: 6}
+    assert gateway.dispatcher.limits() == {MODEL: sent // 2}, "half of what runs"
     assert backlog.size == 1
     assert len(engine.calls) == sent
     assert await states(gateway) == {"claimed": sent, "queued": stuck}
@@ -102,6 +102,9 @@ async def test_jobs_that_wait_for_a_replica_go_back_when_somebody_comes() -> Non
         engine.end(call.dispatch.attempt)
     await gateway.until(351)
     assert engine.calls[sent].dispatch.slo_class == "interactive", "the next one sent"
+    tally = gateway.driver.plane.state.accounts.tallies[TenantId("free")][ClassName("batch")]
+    assert (tally.offered, tally.deferred, tally.admitted) == (12, 12, sent), "each once"
+    assert tally.outcomes == {"success": sent}, "what went back has not ended"
     live.leave()
     await live.done()
     await gateway.end()

@@ -210,11 +210,13 @@ def places(plane: Plane, live: Live, now: InstantNs) -> list[str]:
 def tallies_add_up(state: PlaneState) -> None:
     live: Counter[tuple[str, str]] = Counter()
     for one in state.live.values():
-        live[one.request.tenant, one.slo_class] += 1
+        if not one.request.deferred or one.attempt is not None:
+            live[one.request.tenant, one.slo_class] += 1
     for tenant, by_class in state.accounts.tallies.items():
         for slo_class, tally in by_class.items():
             turned = sum(tally.rejected.values()) + tally.left_before
-            assert tally.offered == tally.admitted + turned
+            entered = tally.admitted - tally.taken_up + tally.deferred
+            assert tally.offered == entered + turned
             over = sum(tally.outcomes.values())
             assert tally.admitted == over + live[tenant, slo_class]
             assert tally.met <= tally.outcomes.get("success", 0)  # type: ignore[call-overload]

@@ -39,13 +39,14 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId, TenantId
-from headrace.model.meter import NO_STREAM, Meter, StreamTiming
+from headrace.model.meter import Meter
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.journal import SEGMENT_BYTES, Recorder
@@ -165,12 +166,17 @@ class Driver:
         self._post(RequestArrived(request))
         return stream
 
+    def defer(self, request: Request) -> None:
+        """Tell of a request that was put aside, once; it is offered again as `deferred`."""
+        if self.broken is None:
+            self._post(RequestDeferred(request))
+
     def leave(self, request: RequestId) -> None:
         """The caller is gone; a request that is over already has nobody to leave."""
         stream = self._streams.get(request)
         if stream is not None and self.broken is None:
             stream.finish(Left())
-            self._post(CallerLeft(request, self._shown(stream)))
+            self._post(CallerLeft(request, self._flights.shown(stream.attempt)))
 
     # What engines tell ------------------------------------------------------------------------
 
@@ -223,7 +229,7 @@ class Driver:
             )
         )
         if ending.outcome is Outcome.SUCCESS:
-            self._clocked(flight.stream)
+            flight.stream.clocked(self._now())
             flight.stream.finish(Done())
         elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
             flight.stream.finish(flight.stream.fault(Edge.UPSTREAM))
@@ -300,7 +306,7 @@ class Driver:
         waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
         for request, stream in waiting_first:
             if self.broken is None:
-                self._post(ShutDown(request, self._shown(stream)))
+                self._post(ShutDown(request, self._flights.shown(stream.attempt)))
 
     def stop(self) -> None:
         """End every request and let go of engines and timer."""
@@ -396,23 +402,13 @@ class Driver:
         if (flight := self._flights.get(attempt)) is not None:
             (flight.engine.pause if held else flight.engine.resume)(attempt)
 
-    def _clocked(self, stream: Stream) -> None:
-        """Note how long its caller waited: for the first token, or for all of an answer."""
-        if not (stream.streamed and stream.took_ns):
-            stream.took_ns = DurationNs(self._now() - stream.arrived_at)
-
     def _count(self, attempt: AttemptId, flight: Flight) -> None:
         first = self._flights.count(attempt, flight)
         if self._tick_at is None:
             self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
         if first:
-            self._clocked(flight.stream)
+            flight.stream.clocked(self._now())
             self._post(FirstToken(attempt))
-
-    def _shown(self, stream: Stream) -> StreamTiming:
-        """Return what a stream has shown so far."""
-        flight = None if stream.attempt is None else self._flights.get(stream.attempt)
-        return NO_STREAM if flight is None else flight.meter.timing()
 
     def _conclude(self, row: Concluded) -> None:
         stream = self._streams.pop(row.request, None)  # an earlier life's callers are gone

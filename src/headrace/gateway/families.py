@@ -47,7 +47,19 @@ FAMILIES: dict[str, Family] = {
     "offered_work_seconds": Family(
         _C, "Their work as predicted on arrival, in GPU seconds of one replica.", _WHO
     ),
-    "admitted_requests": Family(_C, "Requests that were let in.", _WHO),
+    "admitted_requests": Family(
+        _C, "Requests that were let in; deferred ones once they were sent to a replica.", _WHO
+    ),
+    "deferred_requests": Family(
+        _C,
+        "Of the offered, those put aside to be answered later: offered then, and not again.",
+        _WHO,
+    ),
+    "deferred_taken_up_requests": Family(
+        _C,
+        "Of the admitted, those that were deferred; one that an engine failed at is taken up again.",
+        _WHO,
+    ),
     "rejected_requests": Family(_C, "Requests refused at the door.", _WHY),
     "left_before_admission_requests": Family(_C, "Callers gone before a decision.", _WHO),
     "dispatched_attempts": Family(_C, "Attempts sent to a replica.", _WHO),
@@ -276,9 +288,6 @@ FAMILIES: dict[str, Family] = {
         "Segments of earlier lives that could not be read at the start; absent without a journal.",
     ),
     # Deferred requests: nothing of it where none are.
-    "deferred_requests": Family(
-        _C, "Requests put aside to be answered later; they are offered once they are sent.", _WHO
-    ),
     "deferred_queued": Family(_G, "Deferred requests that wait in the store.", _WHO),
     "deferred_oldest_seconds": Family(
         _G, "For how long the oldest of these has waited; absent while none waits."

@@ -205,9 +205,9 @@ class Feed:
 
     def concluded(self, row: Concluded) -> None:
         """Count how an admitted request went."""
+        allowed = self._allowed.pop(row.request, None)
         if not row.admitted:
             return
-        allowed = self._allowed.pop(row.request, None)
         mine = self.classes.get(row.slo_class, self._other)
         slot = mine.window.at(row.ended_at)
         if row.usage is not None:

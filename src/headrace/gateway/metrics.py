@@ -349,14 +349,7 @@ class Metrics:
                 waits[labels.tenant(one.tenant), slo_class] += one.jobs
             elif one.state in OVER:
                 kept[slo_class, one.state] += one.jobs
-        taken: Counter[tuple[str, str]] = Counter()
-        for (tenant, asked), count in dispatcher.taken.items():
-            taken[labels.tenant(tenant), labels.slo_class(asked)] += count
-        for family, counts in (
-            ("deferred_queued", waits),
-            ("deferred_requests", taken),
-            ("deferred_kept", kept),
-        ):
+        for family, counts in (("deferred_queued", waits), ("deferred_kept", kept)):
             for who, count in counts.items():
                 sheet.put(family, count, *who)
         running = dispatcher.running()
@@ -404,6 +397,8 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
     sheet.put("offered_predicted_output_tokens", tally.predicted_output, *who)
     sheet.put("offered_work_seconds", to_seconds(tally.offered_work_ns), *who)
     sheet.put("admitted_requests", tally.admitted, *who)
+    sheet.put("deferred_requests", tally.deferred, *who)
+    sheet.put("deferred_taken_up_requests", tally.taken_up, *who)
     sheet.put("left_before_admission_requests", tally.left_before, *who)
     sheet.put("dispatched_attempts", tally.attempts, *who)
     sheet.put("lent_turns", tally.lent, *who)

@@ -54,6 +54,7 @@ class TenantState(Struct, frozen=True, kw_only=True):
     slo_class: str
     offered: int
     admitted: int
+    """Those that were deferred are among them once they were sent."""
     rejected: dict[str, int]
     left_before: int
     live: int
@@ -63,6 +64,10 @@ class TenantState(Struct, frozen=True, kw_only=True):
     met_output_tokens: int
     offered_work_s: float
     met_work_s: float
+    deferred: int = 0
+    """Of the offered, those put aside to be answered later."""
+    taken_up: int = 0
+    """Of the admitted, those that were deferred; one that an engine failed at is taken up again."""
 
     @property
     def refused(self) -> int:
@@ -248,6 +253,8 @@ def _tenant(tenant: str, slo_class: str, tally: Tally) -> TenantState:
         met_output_tokens=tally.met_tokens,
         offered_work_s=to_seconds(tally.offered_work_ns),
         met_work_s=to_seconds(tally.met_work_ns),
+        deferred=tally.deferred,
+        taken_up=tally.taken_up,
     )
 
 

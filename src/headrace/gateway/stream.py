@@ -116,6 +116,11 @@ class Stream:
             fault = replace(fault, retry_after_ns=wait)
         self.finish(fault)
 
+    def clocked(self, now: InstantNs) -> None:
+        """Note how long its caller waited: for the first token, or for all of an answer."""
+        if not (self.streamed and self.took_ns):
+            self.took_ns = DurationNs(now - self.arrived_at)
+
     def sent(self, effect: Dispatch, now: InstantNs) -> None:
         """It was sent to a replica; nothing of the answer is there yet."""
         self.decision, self.attempt = effect.decision, effect.attempt

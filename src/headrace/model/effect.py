@@ -117,6 +117,8 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
     ended_at: InstantNs = InstantNs(0)
     level: int = 0
     """Of the ladder: in what form it was served; 0: as asked."""
+    deferred: bool = False
+    """It was handed over, to be answered later: admitted once it was sent; what goes back is not over."""
 
     @property
     def met(self) -> bool:

@@ -87,8 +87,8 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     """What the ready replicas of its pools do, in the same unit."""
     wait_ns: DurationNs
     """How long what is queued takes them."""
-    refused: bool
-    """Whether somebody was refused at this level within the last second."""
+    refused: int
+    """Of the last three who were refused at this level, those within the last ten seconds."""
     calm_ns: DurationNs
     """For how long the level above would have done."""
     quiet_ns: DurationNs

@@ -74,5 +74,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     ttft_ns: DurationNs | None = None
     gap_ns: DurationNs | None = None
     """Tighter bounds of the caller; wider ones than the class's are ignored (FAIR-4)."""
+    deferred: bool = False
+    """Whether it was handed over before, to be answered later: it was offered then, and is not now."""
     ttl_ns: DurationNs | None = None
     """How long it may wait in the queue at most; None: as long as its class lets it."""

@@ -19,7 +19,12 @@ class Tally(Struct):
     input_tokens: int = 0
     predicted_output: int = 0
     offered_work_ns: int = 0
+    deferred: int = 0
+    """Of the offered, those put aside to be answered later."""
     admitted: int = 0
+    """Those that were deferred are among them once they were sent to a replica."""
+    taken_up: int = 0
+    """Of the admitted, those that were deferred; one that an engine failed at is taken up again."""
     rejected: dict[Reason, int] = {}
     left_before: int = 0
     degraded: dict[int, int] = {}
@@ -103,9 +108,17 @@ class Accounts(Struct):
         tally.predicted_output += entry.predicted_output
         tally.offered_work_ns = min(SUM_MAX, tally.offered_work_ns + entry.work_ns)
 
+    def admit(self, tally: Tally, *, deferred: bool, sent: bool) -> None:
+        """Count one that is let in, or is `sent` to a replica after that: each request at one of both."""
+        if deferred is sent:
+            tally.admitted += 1
+            tally.taken_up += deferred
+
     def conclude(self, tally: Tally, row: Concluded) -> None:
-        """Count how one offered request ended."""
+        """Count how one offered request ended; one that was deferred and not sent goes back, and has not."""
         if not row.admitted:
+            if row.deferred:
+                return
             if row.reason is None:
                 tally.left_before += 1
             else:

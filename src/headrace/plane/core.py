@@ -24,13 +24,14 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ShutDown,
     TimerDue,
 )
 from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
-from headrace.plane import degrade, dispatch, entry, reconfigure, streams
+from headrace.plane import degrade, dispatch, entry, handover, reconfigure, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
 from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
@@ -49,6 +50,7 @@ class Plane:
         self._steps: dict[type, Callable[[Any, InstantNs], None]] = {
             ConfigChanged: self._config_changed,
             RequestArrived: self._arrived,
+            RequestDeferred: self._deferred,
             CallerLeft: self._left,
             ShutDown: self._shut_down,
             FirstToken: self._first_token,
@@ -127,6 +129,9 @@ class Plane:
         if model is not None:
             dispatch.run(machine, model, machine.state.models[model], now)
 
+    def _deferred(self, event: RequestDeferred, now: InstantNs) -> None:
+        handover.put_aside(self._machine, event.request, now)
+
     def _left(self, event: CallerLeft, now: InstantNs) -> None:
         streams.caller_left(self._machine, event, now)
 
@@ -166,3 +171,4 @@ class Plane:
 
     def _restarted(self, event: Restarted, now: InstantNs) -> None:
         streams.restarted(self._machine, event, now)
+        degrade.again(self._machine, now)

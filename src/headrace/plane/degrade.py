@@ -22,7 +22,6 @@ from headrace.plane.state import ModelState
 from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
-from headrace.policy.degrade.level import SIGN_NS
 from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens, elapsed, later, time_for
 
 
@@ -97,7 +96,7 @@ def look(
     here = seen
     if level != standing.level:
         standing.move(level, now, trying=config.degrading.is_try(seen))
-        here = replace(seen, level=level, refused=False)
+        here = replace(seen, level=level, refused=0)
     if config.degrading.is_short(here):
         standing.quiet_from = now
     if not config.degrading.is_calm(here):
@@ -117,14 +116,14 @@ def _pressure(
     rivals = settings.rivals(model, slo_class)
     rate = rate_micro(known, settings.serving(model, slo_class))
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
-    refused, calm = standing.refused_at, standing.calm_from
+    calm = standing.calm_from
     return Pressure(
         level=standing.level,
         lowest=spec.level,
         offered=known.inflow.micro(rivals)[: spec.level + 1],
         rate_micro=rate,
         wait_ns=time_for(queued, rate) if rate else DurationNs(0),
-        refused=refused is not None and now <= later(refused, SIGN_NS),
+        refused=standing.refused(now),
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
         quiet_ns=elapsed(standing.quiet_from, now),
         failed=standing.failed,

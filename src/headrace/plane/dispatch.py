@@ -9,6 +9,7 @@ from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName
 from headrace.model.paths import Term, tenant_key
+from headrace.model.profile import Profile
 from headrace.model.slo import Bounds, Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
@@ -319,20 +320,16 @@ def _book(
     # Others are held to what its class promises: a tighter bound of its own is no claim on them.
     promised = settings.bounds[live.slo_class]
     cached = chosen.believed(Tokens(placement.cached_tokens), facts)
-    prefill = facts.spec.profile.prefill_ns(
-        request.input_tokens - cached,
-        cached,
-        load.decodes,
-        load.context_tokens,
-        facts.spec.profile.token_budget,
-    )
+    prefill = _prefill_ns(request.input_tokens, cached, load, facts.spec.profile)
     flight = _flight(live, placement, prefill, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
     if not _is_contested(known, live):
         counters = (0,) * len(counters)
     ledger.book(attempt, flight, settings.prices[live.model])
-    m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
+    tally = m.state.accounts.tally(request.tenant, live.slo_class)
+    tally.attempts += 1
+    m.state.accounts.admit(tally, deferred=request.deferred, sent=True)
     m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
@@ -375,6 +372,13 @@ def _is_contested(known: ModelState, live: Live) -> bool:
     """
     queues = known.backlog.queues
     return len(queues) > (live.way[-1].key in queues)
+
+
+def _prefill_ns(given: Tokens, cached: Tokens, load: Load, profile: Profile) -> DurationNs:
+    """Return what a prompt takes beside what runs there."""
+    return profile.prefill_ns(
+        given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
+    )
 
 
 def _flight(

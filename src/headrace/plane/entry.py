@@ -56,7 +56,8 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         work_ns=as_asked.demand.work_p50_ns,
     )
     tally = m.state.accounts.tally(request.tenant, slo_class)
-    m.state.accounts.offer(tally, entry)
+    if not request.deferred:
+        m.state.accounts.offer(tally, entry)
     if isinstance(decision, Reject):
         row = _refused(request, asked, entry, decision, now)
         m.out += (
@@ -65,7 +66,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         )
         m.state.accounts.conclude(tally, row)
         return None
-    tally.admitted += 1
+    m.state.accounts.admit(tally, deferred=request.deferred, sent=False)
     live = _admitted(m, asked, record, entry, now)
     if at_once(m, asked.known, live, now):
         return None
@@ -173,4 +174,5 @@ def _refused(
         outcome=None,
         bounds=asked.bounds,
         ended_at=now,
+        deferred=request.deferred,
     )

@@ -303,15 +303,16 @@ class Machine:
             first_decode_ns=live.first_ns,
         )
         seen = indicators(moments, timing)
+        entered = not request.deferred or live.replica is not None
         row = Concluded(
             request=request.id,
             tenant=request.tenant,
             slo_class=live.slo_class,
             model=live.model,
             entry=live.entry,
-            admitted=True,
+            admitted=entered,
             reason=reason,
-            outcome=outcome,
+            outcome=outcome if entered else None,
             bounds=live.bounds,
             replica=live.replica,
             usage=usage,
@@ -321,6 +322,7 @@ class Machine:
             work_ns=self._served_work(live, usage),
             ended_at=now,
             level=0 if live.lesser is None else live.lesser.level,
+            deferred=request.deferred,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.config.schema import JobsSpec
 from headrace.gateway.asked import InvalidError
@@ -101,6 +102,8 @@ class Desk:
         if completion_ms is not None:
             window_ns = completion_ms * NS_PER_MS
         put = await self._put(self._job(letter, taken, quote, round(window_ns)), letter.body)
+        if put.fresh:
+            self._driver.defer(replace(taken.request, prefix=()))
         exchange.told.clear()
         await self._accept(exchange, put.job, wanted)
         return True
@@ -144,7 +147,7 @@ class Desk:
         fault = edge(_REFUSED[why])
         if fault.retry_after_ns is None:
             return fault
-        return msgspec.structs.replace(fault, retry_after_ns=self._dispatcher.drain_ns())
+        return replace(fault, retry_after_ns=self._dispatcher.drain_ns())
 
     async def _accept(self, exchange: Exchange, job: Job, wanted: Preference) -> None:
         """Say where the answer will be; if the caller waits for a while, it may be here by then."""

@@ -17,7 +17,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.intake import Intake
 from headrace.gateway.jobs.watch import Watch
 from headrace.gateway.jobs.worker import Run, Stop, Worker
-from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ids import ModelName, TenantId
 from headrace.model.paths import Path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
@@ -94,8 +94,6 @@ class Dispatcher:
         self.standing = Standing()
         self.ended: Counter[State] = Counter()
         """Jobs that this process has ended, by state."""
-        self.taken: Counter[tuple[TenantId, ClassName]] = Counter()
-        """Requests deferred here, by tenant and class."""
         self.returned = 0
         """Jobs that went back without an answer."""
 
@@ -107,7 +105,6 @@ class Dispatcher:
 
     def came(self, spec: JobSpec) -> None:
         """Know of a job that is in the store now."""
-        self.taken[spec.tenant, spec.slo_class] += 1
         self._hungry.add(spec.model)
         if not self._runs:
             self._wake.set()

@@ -88,6 +88,7 @@ class Worker:
         request = replace(
             taken.request,
             slo_class=spec.slo_class,
+            deferred=True,
             ttl_ns=DurationNs(max(1, spec.deadline_ns - now)),
         )
         run.request = request.id
