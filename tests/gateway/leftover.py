@@ -31,7 +31,7 @@ from headrace.ports.job import Job, JobId, JobSpec, Lease, State, UnixNs
 from headrace.ports.jobs import Claim, ClaimAsk, Finished, Renewal, Tally
 from headrace.replica.core import Replica
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, Service, Tokens
-from tests.conformance.jobs.naive import NaiveJobs
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import Deferring
 from tests.gateway.scenes import MODEL, PROFILE, ask
 
@@ -49,7 +49,7 @@ def lengths(draw: Random) -> tuple[int, int]:
     return int(draw.lognormvariate(6.5, 0.7)), max(1, int(draw.lognormvariate(5, 0.7)))
 
 
-class Endless(NaiveJobs):
+class Endless(NaiveBatches):
     """There is always another job; what becomes of them nobody keeps."""
 
     def __init__(self, seed: int) -> None:

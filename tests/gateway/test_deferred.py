@@ -12,7 +12,7 @@ from headrace.gateway.jobs.desk import JOBS
 from headrace.model.ids import ClassName, TenantId
 from headrace.ports.job import Job, State
 from headrace.ports.jobs import Limits, StoreBusyError
-from tests.conformance.jobs.naive import NaiveJobs
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import ASK, Deferring, config
 from tests.gateway.scenes import KEYS, MODEL, ObedientEngine
 
@@ -182,7 +182,7 @@ async def test_a_key_finds_the_job_that_came_first() -> None:
 
 
 async def test_who_has_too_many_jobs_is_told_when_to_come_again() -> None:
-    gateway = Deferring(store=NaiveJobs(Limits(tenant_jobs=1)), running=False)
+    gateway = Deferring(store=NaiveBatches(Limits(tenant_jobs=1)), running=False)
     await gateway.deferred()
     caller = await gateway.defer().done()
     assert (caller.status, caller.error["code"]) == (429, "slow_down")
@@ -193,7 +193,7 @@ async def test_who_has_too_many_jobs_is_told_when_to_come_again() -> None:
 
 
 async def test_trouble_of_the_store_is_a_refusal() -> None:
-    class Busy(NaiveJobs):
+    class Busy(NaiveBatches):
         async def put(self, jobs: Any) -> Any:
             raise StoreBusyError(f"{len(jobs)} locked out")
 

@@ -14,7 +14,7 @@ from headrace.ports.engine import Ending as Told
 from headrace.ports.engine import Refusal
 from headrace.ports.job import State
 from headrace.ports.jobs import StoreBusyError
-from tests.conformance.jobs.naive import NaiveJobs
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import Deferring, config
 from tests.gateway.scenes import KEYS, MODEL, ObedientEngine
 
@@ -186,7 +186,7 @@ async def test_a_tenant_at_its_own_limit_keeps_nobody_else_waiting() -> None:
 
 
 async def test_a_process_that_ends_gives_back_what_it_had() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     first, engine = obedient(store=store)
     place = await first.deferred()
     await first.until(200)
@@ -201,7 +201,7 @@ async def test_a_process_that_ends_gives_back_what_it_had() -> None:
 
 
 async def test_who_lost_its_lease_says_nothing_any_more() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway, engine = obedient(store=store, lease_s=5.0)
     place = await gateway.deferred()
     await gateway.until(200)
@@ -216,7 +216,7 @@ async def test_who_lost_its_lease_says_nothing_any_more() -> None:
 
 
 async def test_a_cancel_elsewhere_is_heard_with_the_next_renewal() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway, engine = obedient(store=store, lease_s=5.0)
     place = await gateway.deferred()
     await gateway.until(200)
@@ -239,7 +239,7 @@ async def test_leases_are_held_for_as_long_as_it_takes() -> None:
 
 
 async def test_an_end_is_kept_until_the_store_can_take_it() -> None:
-    class Troubled(NaiveJobs):
+    class Troubled(NaiveBatches):
         left = 5
 
         async def finish(self, endings: Any, now: Any) -> Any:
@@ -256,7 +256,7 @@ async def test_an_end_is_kept_until_the_store_can_take_it() -> None:
 
 
 async def test_a_store_in_trouble_is_asked_again() -> None:
-    class Troubled(NaiveJobs):
+    class Troubled(NaiveBatches):
         left = 5
 
         async def claim(self, ask: Any, order: Any, now: Any) -> Any:
@@ -272,7 +272,7 @@ async def test_a_store_in_trouble_is_asked_again() -> None:
 
 
 async def test_what_an_answer_took_is_what_its_tenant_is_charged() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway = Deferring(store=store)
     place = await gateway.deferred(max_tokens=3)
     assert (await gateway.look(place, wait=10)).status == 200
@@ -286,7 +286,7 @@ async def test_what_an_answer_took_is_what_its_tenant_is_charged() -> None:
 
 
 async def test_jobs_of_what_is_no_longer_configured_wait() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     first = Deferring(store=store, running=False)
     await first.deferred()
     await first.end()
@@ -322,7 +322,7 @@ async def test_live_answers_that_come_too_late_make_jobs_fewer() -> None:
 
 
 async def test_a_bug_of_its_own_ends_the_process_as_any_other() -> None:
-    class Wrong(NaiveJobs):
+    class Wrong(NaiveBatches):
         async def claim(self, ask: Any, order: Any, now: Any) -> Any:
             raise ValueError(ask, order, now)
 

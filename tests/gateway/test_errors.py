@@ -31,6 +31,7 @@ TYPES = {
     404: {"invalid_request_error"},
     405: {"invalid_request_error"},
     408: {"timeout_error"},
+    409: {"invalid_request_error"},
     410: {"invalid_request_error"},
     413: {"invalid_request_error"},
     422: {"invalid_request_error"},

@@ -11,7 +11,7 @@ from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.evidence import EntryEvidence
-from headrace.model.ids import ClassName, DecisionId, RequestId
+from headrace.model.ids import DecisionId, RequestId
 from headrace.model.ladder import LadderSpec
 from headrace.model.price import PriceSpec
 from headrace.plane.journal import Gap, Recorder, frame_bytes
@@ -216,8 +216,10 @@ def test_what_less_a_request_is_given_and_why_is_told() -> None:
     told = asked(10)
     assert "at level 3 of its ladder with its whole prompt" in told
     assert ", by small: " in told
-    made.wait(60 * S)
-    made.known.standings[ClassName("c")].move(1, made.now, trying=False)
+    for _ in range(3):
+        asked(lowest=1)
+    for request in list(made.plane.state.live):
+        made.serve(request)
     told = asked()
     assert "its class is at that level, since more comes in than can be served as asked" in told
 

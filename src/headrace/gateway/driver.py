@@ -44,7 +44,7 @@ from headrace.model.event import (
     ShutDown,
     TimerDue,
 )
-from headrace.model.evidence import DecisionRecord
+from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId, TenantId
 from headrace.model.meter import Meter
 from headrace.model.request import Request
@@ -377,8 +377,11 @@ class Driver:
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
+                record = effect.record
+                if isinstance(record, EntryRecord) and (at := self._streams.get(record.request_id)):
+                    at.decided(record.decision)
                 if self._decided is not None:
-                    self._decided(effect.record)
+                    self._decided(record)
             case Concluded():
                 self._conclude(effect)
 
@@ -386,7 +389,7 @@ class Driver:
         engine = self._engines[ReplicaName(effect.replica)]
         assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
         stream = self._streams[effect.request]
-        stream.sent(effect, self._last)
+        stream.sent(effect, self._last, self.plane.settings.models)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
         told = stream.streamed or engine.tells_first

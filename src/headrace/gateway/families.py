@@ -71,6 +71,14 @@ FAMILIES: dict[str, Family] = {
         "Those of them that ended for a reason of ours: expired, evicted, replica lost, shut down.",
         _WHY,
     ),
+    "degraded_requests": Family(
+        _C,
+        "Those of them that were served in a lesser form, by the level of their class's ladder.",
+        (*_WHO, "level"),
+    ),
+    "left_out_parts": Family(
+        _C, "Optional parts of prompts that were left out of requests let in.", _WHO
+    ),
     "output_tokens": Family(_C, "Tokens made for admitted requests, by the engine's count.", _WHO),
     "lent_turns": Family(
         _C,
@@ -158,6 +166,18 @@ FAMILIES: dict[str, Family] = {
         _G,
         "Time until the most urgent waiting request must be sent to meet its first-token bound; "
         "absent while none with a bound waits.",
+        _QUEUE,
+    ),
+    "degrade_level": Family(
+        _G,
+        "Level at which a class is served now; this and the next ones once a request of it came that "
+        "agreed to less.",
+        _QUEUE,
+    ),
+    "degrade_level_seconds": Family(_C, "Time that a class was at each level.", (*_QUEUE, "level")),
+    "degrade_recovery_seconds": Family(
+        _G,
+        "How long it took the last time from leaving level 0 until it was back there; absent before.",
         _QUEUE,
     ),
     "service": Family(
@@ -308,6 +328,14 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Those that went back unanswered: live traffic came, a limit was reached, the process ended.",
     ),
+    "batches": Family(_G, "Batches that are kept, by where they are.", ("status",)),
+    "batch_lines": Family(
+        _C,
+        "Lines of batches that this process made jobs (`put`), or wrote (`output`, `error`).",
+        ("to",),
+    ),
+    "files": Family(_G, "Files that are kept: of batches, and of their answers."),
+    "files_bytes": Family(_G, "Their size together."),
     "deferred_store_ok": Family(_G, "0 while the store of jobs is in trouble, else 1."),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."

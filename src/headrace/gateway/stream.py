@@ -4,14 +4,17 @@ Bounded: over `HIGH` bytes the engine is held back until the handler has taken t
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.model.decision import Decision, Degrade
+from headrace.model.deployment import ModelSpec
 from headrace.model.effect import Dispatch, Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
+from headrace.model.ladder import Lesser
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
 from headrace.units import DurationNs, InstantNs, Tokens
@@ -19,6 +22,8 @@ from headrace.units import DurationNs, InstantNs, Tokens
 HIGH = 65_536
 """Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
 holds then, the read at hand and the socket's buffer, well under 1 MiB a stream."""
+
+_WANT_OF_CAPACITY = 503
 
 
 class Done(Struct, frozen=True):
@@ -61,9 +66,20 @@ class Stream:
         self.queue_ns = DurationNs(0)
         self.took_ns = DurationNs(0)
         """From arrival to the first token of a stream, or to the end of a whole answer."""
+        self.lesser: Lesser | None = None
+        """In what lesser form it is served; None: as asked."""
+        self.why = b""
+        """Why it is not served as asked, in a word."""
+        self.deferrable = False
+        """It was refused, and may be answered later instead (DEG-1)."""
+        self.optional = len(ask.optional)
+        """How many parts of its prompt may be left out."""
+        self.model_revision: bytes | None = None
+        """Of the model that answers, if that can be told in a header."""
         self.attempt: AttemptId | None = None
         self.output_limit: Tokens | None = None
-        """Most tokens the answer may have, where its caller asked for another limit, or for none."""
+        """Most tokens the answer may have, where it is not served as asked, or its caller asked for another
+        limit, or for none."""
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
         self.sink: Callable[[bytes], bool] | None = None
@@ -105,7 +121,10 @@ class Stream:
     def refuse(self, effect: Refuse, now: InstantNs) -> None:
         """It was not let in."""
         own, left = self.request.ttft_ns, self._left_ns(now)
-        self.finish(refused(effect.decision, effect.rejection, self.revision, own, left))
+        fault = refused(effect.decision, effect.rejection, self.revision, own, left)
+        passing = fault.face.status == _WANT_OF_CAPACITY and fault.retry_after_ns is not None
+        self.deferrable = effect.rejection.defer and passing
+        self.finish(fault)
 
     def fail(self, effect: Fail, now: InstantNs) -> None:
         """It was let in, and there is no answer to it, or no more of it."""
@@ -121,12 +140,21 @@ class Stream:
         if not (self.streamed and self.took_ns):
             self.took_ns = DurationNs(now - self.arrived_at)
 
-    def sent(self, effect: Dispatch, now: InstantNs) -> None:
-        """It was sent to a replica; nothing of the answer is there yet."""
-        self.decision, self.attempt = effect.decision, effect.attempt
-        if effect.output_limit != self.request.max_output:
-            self.output_limit = effect.output_limit
+    def decided(self, decision: Decision) -> None:
+        """Note why it is not served as asked."""
+        if isinstance(decision, Degrade):
+            self.why = decision.why.encode()
+
+    def sent(self, dispatch: Dispatch, now: InstantNs, models: Mapping[str, ModelSpec]) -> None:
+        """It was sent to a replica of one of the models; nothing of the answer is there yet."""
+        self.decision, self.attempt = dispatch.decision, dispatch.attempt
         self.queue_ns = DurationNs(now - self.arrived_at)
+        lesser = self.lesser = dispatch.lesser
+        if lesser is not None or dispatch.output_limit != self.request.max_output:
+            self.output_limit = dispatch.output_limit
+        answers = models.get(self.request.model if lesser is None else lesser.model)
+        told = "" if answers is None else answers.revision
+        self.model_revision = told.encode() if told.isascii() and told.isprintable() else None
 
     def push(self, data: bytes) -> None:
         """Add to the answer."""

@@ -33,6 +33,7 @@ from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
 from headrace.plane import degrade, dispatch, entry, handover, reconfigure, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
+from headrace.plane.outlook import Outlook, outlook
 from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
@@ -114,6 +115,10 @@ class Plane:
     def quote(self, request: Request) -> Quote:
         """Return what the configuration says of a request that does not arrive yet; changes nothing."""
         return quote(self._machine, request)
+
+    def outlook(self, request: Request) -> Outlook:
+        """Return in what form a request would be served now; no event, no decision."""
+        return outlook(self._machine, request)
 
     @classmethod
     def thaw(cls, content: bytes) -> "Plane":

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.model.decision import Decision, LetIn, Reject
-from headrace.model.deployment import ModelSpec
+from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.evidence import EntryEvidence, LadderRecord, Tried
 from headrace.model.ids import ClassName, ModelName
 from headrace.model.ladder import LEVEL_MAX, LadderFacts, LadderSpec, Pressure
@@ -22,7 +22,7 @@ from headrace.plane.state import ModelState
 from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
-from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens, elapsed, later, time_for
+from headrace.units import NS_PER_S, DurationNs, InstantNs, elapsed, later, time_for
 
 
 class Found(Struct, frozen=True):
@@ -161,7 +161,7 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
         tenant=asked.tenant.degrade,
         caller=request.lowest,
         model=asked.model,
-        smaller=_smaller(m, asked, spec) is not None,
+        smaller=smaller(m, asked.spec, asked.tenant, asked.slo_class, spec) is not None,
         input_tokens=request.input_tokens,
         optional=request.optional,
         max_output=request.max_output,
@@ -169,14 +169,16 @@ def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
     )
 
 
-def _smaller(m: Machine, asked: Asked, spec: LadderSpec) -> ModelSpec | None:
-    """Return the smaller model, if it is served for the class and its tenant may use it."""
+def smaller(
+    m: Machine, asked: ModelSpec, tenant: TenantSpec, slo_class: ClassName, spec: LadderSpec
+) -> ModelSpec | None:
+    """Return the smaller model than `asked`, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or model is asked.spec:
+    if model is None or model is asked:
         return None
-    if m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
+    if m.settings.pool_for(ModelName(model.name), slo_class) is None:
         return None
-    return model if asked.tenant.may_ask(model, model.name) else None
+    return model if tenant.may_ask(model, model.name) else None
 
 
 def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
@@ -191,23 +193,9 @@ def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
 
 
 def as_served(request: Request, form: Form) -> Request:
-    """Return a request in a lesser form; whoever has the prompt has to make it so.
-
-    Text that something was left out of teaches nothing of what bytes come to.
-    """
-    changed = replace(request, max_output=form.max_output)
-    if form.level == LEVEL_MAX:
-        changed = replace(changed, model=form.model)
-    if form.kept is None or form.input_tokens == request.input_tokens:
-        return changed
-    return replace(
-        changed,
-        input_tokens=form.input_tokens,
-        input_margin=Tokens(request.input_margin * form.input_tokens // request.input_tokens),
-        text=None,
-        optional=request.optional[: form.kept],
-        prefix=request.prefix[: request.prefix_kept],
-    )
+    """Return a request in a lesser form; whoever has the prompt has to make it so."""
+    changed = replace(request.lessened(form.kept), max_output=form.max_output)
+    return replace(changed, model=form.model) if form.level == LEVEL_MAX else changed
 
 
 def _works(asked: Asked, steps: Sequence[Form]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from headrace.model.paths import Path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
 from headrace.ports.clock import Clock
-from headrace.ports.job import JobId, JobSpec, Lease, State, UnixNs
+from headrace.ports.job import BatchId, JobId, JobSpec, Lease, State, UnixNs
 from headrace.ports.jobs import ClaimAsk, Ending, JobStore, JobStoreError, Renewal, Tally
 from headrace.units import MIB, NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
 
@@ -118,6 +118,12 @@ class Dispatcher:
         """Stop work on a job whose caller does not want it; another process's hears by its renewal."""
         for lease, run in self._runs.items():
             if lease.job == job:
+                self._worker.stop(run, Stop.CANCELLED)
+
+    def cancel_batch(self, batch: BatchId) -> None:
+        """Stop work on a batch whose caller does not want it; as above."""
+        for run in self._runs.values():
+            if run.claim.job.spec.batch == batch:
                 self._worker.stop(run, Stop.CANCELLED)
 
     def drain_ns(self) -> DurationNs:

@@ -119,6 +119,7 @@ class Worker:
         self, run: Run, stream: Stream, content: bytes, end: End, nth: int
     ) -> Ending | Fault | None:
         fields = settled(stream, nth)
+        fields.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         match end:
             case Done():
                 result = Result(status=200, headers=_text(fields), body=content)
