@@ -107,6 +107,7 @@ def quotas_are_their_holds(state: PlaneState) -> None:
         assert (quota.reserved, quota.parallel) == (total["tokens"], total["parallel"])
         assert (quota.reserved_work_ns, quota.reserved_micro_usd) == (total["work"], total["usd"])
         assert quota.sessions == sessions[tenant]
+        assert quota.ends.keys() <= state.ledger.holds.keys()
         assert all(window.used >= 0 for window in quota.windows)
     for shares in state.ledger.shares.values():
         assert all(value >= 0 for value in shares.counters.values())
@@ -234,6 +235,7 @@ def over(plane: Plane) -> None:
         assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel
         assert not quota.sessions
+        assert not quota.ends
     for known in state.models.values():
         assert not known.backlog.size
         assert not known.backlog.work_ns

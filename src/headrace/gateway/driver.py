@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.flights import Flight, Flights
+from headrace.gateway.limits import turned_away
 from headrace.gateway.past import Past
 from headrace.gateway.roster import Roster
 from headrace.gateway.shadow import Shadow
@@ -44,7 +45,7 @@ from headrace.model.event import (
     TimerDue,
 )
 from headrace.model.evidence import DecisionRecord, EntryRecord
-from headrace.model.ids import AttemptId, ReplicaName, RequestId
+from headrace.model.ids import AttemptId, ReplicaName, RequestId, TenantId
 from headrace.model.meter import Meter
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
@@ -150,6 +151,10 @@ class Driver:
         """Return a fresh request id."""
         self._requests += 1
         return RequestId(self._requests)
+
+    def turns_away(self, tenant: TenantId) -> bool:
+        """Return whether a tenant's limits refuse whatever it asks for now; it is offered all the same."""
+        return turned_away(self.plane, tenant, self._now())
 
     def offer(self, request: Request, ask: Ask) -> Stream:
         """Ask for an answer; a refusal is the stream's end. What `ask` holds only the engine sees."""
@@ -364,9 +369,9 @@ class Driver:
             case Dispatch():
                 self._submit(effect)
             case Refuse():
-                self._streams[effect.request].refuse(effect)
+                self._streams[effect.request].refuse(effect, self._last)
             case Fail():
-                self._streams[effect.request].fail(effect)
+                self._streams[effect.request].fail(effect, self._last)
             case Cancel():
                 flight = self._flights.forget(effect.attempt)
                 if flight is not None:

@@ -128,7 +128,11 @@ EDGES: dict[Edge, Face] = {
     ),
     Edge.JOB_CANCELLED: Face(410, INVALID, "job_cancelled", "The job was cancelled."),
     Edge.JOB_EXPIRED: Face(
-        504, TIMEOUT, "deadline_exceeded", "The job could not be begun before its deadline."
+        504,
+        TIMEOUT,
+        "deadline_exceeded",
+        "The job could not be begun before its deadline.",
+        dropped="rejected-ttl-expired",
     ),
     Edge.JOB_FAILED: Face(
         502, SERVER, "upstream_error", "Whoever worked on the job was lost, each time."

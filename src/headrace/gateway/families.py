@@ -230,10 +230,13 @@ FAMILIES: dict[str, Family] = {
     "replica_kv_blocks_reserved": Family(_G, "KV blocks that we have reserved there.", _REPLICA),
     "replica_kv_blocks_capacity": Family(_G, "KV blocks that may be reserved there.", _REPLICA),
     "replica_expected_cached_tokens": Family(
-        _C, "Prompt tokens expected in its prefix cache, of attempts with a usage.", _REPLICA
+        _C, "Prompt tokens expected in its prefix cache, of attempts whose usage told.", _REPLICA
     ),
     "replica_told_cached_tokens": Family(
         _C, "Prompt tokens of the same attempts that were there, by their usage.", _REPLICA
+    ),
+    "replica_prefix_reliability": Family(
+        _G, "Share of what was expected cached that was, of late; absent if not told.", _REPLICA
     ),
     "replica_report_age_seconds": Family(
         _G, "Age of its last report; absent if it never reported.", _REPLICA

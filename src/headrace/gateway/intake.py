@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
 from headrace.gateway.asked import Asked, InvalidError, taken
@@ -94,6 +95,8 @@ class Intake:
         asked, body = _read(letter.route, letter.body)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
+        if self._driver.turns_away(letter.tenant):  # cheap checks first: nobody looks at its prompt
+            return self._understood(letter, replace(asked, prompt=b""), body, None)
         counted = self._counting
         count = None if counted is None else await counted.count(asked, body)
         return self._understood(letter, asked, body, count)

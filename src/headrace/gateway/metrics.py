@@ -306,6 +306,8 @@ class Metrics:
             sheet.put("replica_kv_blocks_capacity", facts.blocks_total, *who)
             sheet.put("replica_expected_cached_tokens", replica.cached_expected, *who)
             sheet.put("replica_told_cached_tokens", replica.cached_told, *who)
+            if replica.reliability is not None:
+                sheet.put("replica_prefix_reliability", replica.reliability / MICRO, *who)
             report = replica.snapshot
             if report is None:
                 continue

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.gateway.errors import Edge, Fault, edge, failed, refused
 from headrace.model.decision import Decision, Degrade
@@ -104,6 +105,11 @@ class Stream:
         """Return how a failure of ours looks to its caller: of one that was sent, no refusal."""
         return edge(cause, decision=self.decision, revision=self.revision)
 
+    def _left_ns(self, now: InstantNs) -> DurationNs | None:
+        """Return what is left of the time its caller gave it, to wait or to a first token; None: any."""
+        given = [one for one in (self.request.ttl_ns, self.request.ttft_ns) if one is not None]
+        return DurationNs(max(0, min(given) - (now - self.arrived_at))) if given else None
+
     # The driver's side ------------------------------------------------------------------------
 
     def asked(self) -> Ask:
@@ -111,6 +117,23 @@ class Stream:
         ask, self._ask = self._ask, None
         assert ask is not None, "it was sent before"
         return ask
+
+    def refuse(self, effect: Refuse, now: InstantNs) -> None:
+        """It was not let in."""
+        own, left = self.request.ttft_ns, self._left_ns(now)
+        fault = refused(effect.decision, effect.rejection, self.revision, own, left)
+        passing = fault.face.status == _WANT_OF_CAPACITY and fault.retry_after_ns is not None
+        self.deferrable = effect.rejection.defer and passing
+        self.finish(fault)
+
+    def fail(self, effect: Fail, now: InstantNs) -> None:
+        """It was let in, and there is no answer to it, or no more of it."""
+        sent, left = self.attempt is not None, self._left_ns(now)
+        fault = failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left)
+        if effect.retry_after_ns is not None and fault.retry_after_ns is not None:
+            wait = max(fault.retry_after_ns, effect.retry_after_ns)
+            fault = replace(fault, retry_after_ns=wait)
+        self.finish(fault)
 
     def clocked(self, now: InstantNs) -> None:
         """Note how long its caller waited: for the first token, or for all of an answer."""
@@ -121,19 +144,6 @@ class Stream:
         """Note why it is not served as asked."""
         if isinstance(decision, Degrade):
             self.why = decision.why.encode()
-
-    def refuse(self, effect: Refuse) -> None:
-        """It is not let in."""
-        own = self.request.ttft_ns
-        fault = refused(effect.decision, effect.rejection, self.revision, own)
-        passing = fault.face.status == _WANT_OF_CAPACITY and fault.retry_after_ns is not None
-        self.deferrable = effect.rejection.defer and passing
-        self.finish(fault)
-
-    def fail(self, effect: Fail) -> None:
-        """It was let in, and cannot go on."""
-        sent = self.attempt is not None
-        self.finish(failed(effect.decision, effect.reason, self.revision, sent=sent))
 
     def sent(self, dispatch: Dispatch, now: InstantNs, models: Mapping[str, ModelSpec]) -> None:
         """It was sent to a replica of one of the models; nothing of the answer is there yet."""

@@ -56,12 +56,14 @@ class Refuse(Struct, frozen=True, kw_only=True, tag="refuse"):
     rejection: Reject
 
 
-class Fail(Struct, frozen=True, kw_only=True, tag="fail", gc=False):
+class Fail(Struct, frozen=True, kw_only=True, tag="fail", gc=False, omit_defaults=True):
     """End an admitted request that cannot go on: an error before the first byte or mid-stream."""
 
     request: RequestId
     decision: DecisionId
     reason: Reason
+    retry_after_ns: DurationNs | None = None
+    """When repeating can succeed, where that was computed; None: nobody knows."""
 
 
 class Cancel(Struct, frozen=True, kw_only=True, tag="cancel", gc=False):

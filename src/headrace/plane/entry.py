@@ -6,13 +6,14 @@ from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName, RequestId
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
-from headrace.plane.asked import Asked
+from headrace.plane.asked import Asked, rate_micro
 from headrace.plane.degrade import decide
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange
-from headrace.units import InstantNs
+from headrace.policy.fairness.forecast import stake
+from headrace.units import DurationNs, InstantNs, WorkNs, time_for
 
 
 def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
@@ -92,6 +93,7 @@ def _admitted(
         branches=asked.branches,
         session=asked.session,
         charged=decided.charged,
+        ends_at=asked.end(decided.wait_ns, now),
     )
     order, deadline = m.settings.order, asked.deadline(now)
     live = m.state.live[request.id] = Live(
@@ -135,10 +137,27 @@ def _push_out(
     assert last is not None
     live = m.state.live[RequestId(last[1])]
     leave(m, live, known, now)
+    left = WorkNs(queue.ready.total + queue.late.total)
     m.out.append(
-        Fail(request=live.request.id, decision=live.decision, reason=Reason.QUEUE_PRESSURE)
+        Fail(
+            request=live.request.id,
+            decision=live.decision,
+            reason=Reason.QUEUE_PRESSURE,
+            retry_after_ns=_drained_after(m, known, live, left),
+        )
     )
     m.conclude(live, now, Outcome.ERROR, reason=Reason.QUEUE_PRESSURE)
+
+
+def _drained_after(m: Machine, known: ModelState, live: Live, left: WorkNs) -> DurationNs | None:
+    """Return when what waits on the same path will have drained at its due share; None: nothing is ready."""
+    rate = rate_micro(known, m.settings.serving(live.model, live.slo_class))
+    if not rate:
+        return None
+    rivals = m.settings.rivals(live.model, live.slo_class)
+    weights, own = stake(m.shares(live.model), live.way, rivals)
+    everything = sum(known.backlog.work.get(name, 0) for name in rivals)
+    return time_for(min(everything, left * weights // own), rate)
 
 
 def _refused(

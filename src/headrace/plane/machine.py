@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.budget import NOTHING, Take
-from headrace.model.decision import Reason
+from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
@@ -33,6 +33,7 @@ from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.admission.gates import Mode
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
@@ -46,6 +47,7 @@ class Resolved:
         """Index the configuration by name."""
         self.config = config
         self.order = config.ordering
+        self.refuses_over_limits = config.admission.mode_of(Gate.BUDGET) is Mode.ENFORCE
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
             for name in model.names:
@@ -53,10 +55,10 @@ class Resolved:
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
-        window = config.window
+        window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
             PoolName(spec.name): pool_facts(
-                window.stepped(spec), window.reach_ms(), window.kv_reserve
+                window.stepped(spec), window.reach_ms(), window.kv_reserve, believed
             )
             for spec in config.pools
         }
@@ -367,5 +369,8 @@ def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
     if usage is not None or not made:
         return usage
     return Usage(
-        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+        input_tokens=request.input_tokens,
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(made),
+        tells_cached=False,
     )

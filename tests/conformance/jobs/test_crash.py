@@ -155,6 +155,7 @@ async def test_after_a_kill_each_job_ends_exactly_once(tmp_path: Path, said: int
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_two_processes_that_claim_at_once_never_have_the_same_job(tmp_path: Path) -> None:
+    """A claim is compared and set, under a lease (trap 22)."""
     path = tmp_path / "jobs.db"
     store = SqliteJobs(path)
     await put(store, *(spec(f"{n}") for n in range(300)))
