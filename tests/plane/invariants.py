@@ -78,8 +78,9 @@ def loads_are_their_flights(state: PlaneState) -> None:
         tally = sums[incarnation]
         assert sum(load.prefills.values()) == tally["prefill"]
         assert load.front_ns == next(iter(load.prefills.values()), 0)
-        assert load.pending_prefill_ns >= load.prefill_left_ns(state.now)
-        assert load.prefill_left_ns(state.now) >= load.pending_prefill_ns - load.front_ns
+        late = max(0, state.now - load.front_at - load.front_ns) if load.prefills else 0
+        behind = load.pending_prefill_ns - load.front_ns
+        assert late <= load.prefill_left_ns(state.now) - behind <= max(late, load.front_ns)
         assert load.attempts == tally["attempts"] >= 0
         assert load.blocks == tally["blocks"] >= 0
         assert load.decodes == tally["decodes"] >= 0

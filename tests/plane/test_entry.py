@@ -681,3 +681,26 @@ def test_who_left_before_a_decision_was_not_refused() -> None:
     tally = Tally(offered=1)
     Accounts().conclude(tally, row)
     assert (tally.left_before, tally.rejected) == (1, {})
+
+
+@pytest.mark.parametrize("given", [10, 1_000, 20_000])
+def test_nobody_is_let_in_behind_a_prompt_that_its_engine_does_not_begin(given: int) -> None:
+    """Whatever its length: once it is overdue by as much as a newcomer has time, the wait is too long."""
+    made = Driver()
+    stuck = made.arrive("a", given)
+    made.wait(10 * S)
+    late = made.arrive("b")
+    assert [one.request for one in made.refused()] == [late]
+    assert made.refused()[0].rejection.reason is Reason.DEADLINE_QUEUE
+    made.first(made.live(stuck).attempt)
+    made.arrive("b")
+    assert len(made.refused()) == 1
+
+
+def test_an_engine_that_stands_still_is_not_the_nearest() -> None:
+    made = Driver(replicas=2)
+    stuck = made.arrive("a", 100)
+    made.wait(10 * S)
+    made.arrive("b")
+    assert not made.refused()
+    assert made.sent()[-1].replica != made.live(stuck).replica

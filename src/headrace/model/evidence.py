@@ -29,7 +29,8 @@ class ReplicaView(Struct, frozen=True, gc=False):
     behind_ns: DurationNs
     """The same without the prompt at the engine's front: what waits in the engine."""
     prefill_left_ns: DurationNs
-    """The whole less what the first of it must have had by now: a forecast, for waits alone."""
+    """The whole less what the first of it must have had by now, or with what that is overdue: a forecast,
+    for waits alone."""
     decodes: int
     """Streams past their first token."""
     context_tokens: Tokens

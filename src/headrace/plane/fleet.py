@@ -329,7 +329,6 @@ def view(
         whole = profile.prefill_ns(given, 0, decodes, context, budget)
         credit = DurationNs(whole - prefill)
     costs, snapshot = profile.costs, replica.snapshot
-    left = load.prefill_left_ns(now) if load.front_ns else load.pending_prefill_ns
     after = context + given + wanted.demand.output_p50
     step = profile.full_step_ns(decodes + 1, after)
     mean_step, mean_bound = _NOTHING, wanted.mean_ns
@@ -345,7 +344,7 @@ def view(
         replica.incarnation,
         load.pending_prefill_ns,
         load.behind_ns(facts.window_ns),
-        left,
+        load.prefill_left_ns(now),
         decodes,
         context,
         load.blocks,

@@ -212,12 +212,16 @@ class Load(Struct):
         return DurationNs(self.pending_prefill_ns - (0 if is_long(front, window) else front))
 
     def prefill_left_ns(self, now: InstantNs) -> DurationNs:
-        """Return the prefill in front of a newcomer, what the first one has had taken off.
+        """Return the time for the prefill in front of a newcomer, what the first one has had taken off.
 
-        A forecast: windows open by what was seen, never by what time must have brought.
+        One that is overdue has not begun: its engine has no blocks free for it, or stands still. How long
+        for nobody can tell; what is late by so much is expected to take as long again. A forecast:
+        windows open by what was seen, never by what time must have brought.
         """
-        front, passed = self.front_ns, now - self.front_at
-        return DurationNs(self.pending_prefill_ns - min(front, passed))
+        front = self.front_ns
+        if not front:
+            return self.pending_prefill_ns
+        return DurationNs(self.pending_prefill_ns - front + abs(now - self.front_at - front))
 
     def end_prefill(self, attempt: AttemptId, now: InstantNs) -> None:
         """Take out a prefill that is over."""
