@@ -49,11 +49,23 @@ ROWS: dict[tuple[int, str], set[str]] = {
     (400, _INVALID): {"context_length_exceeded", "invalid_value", "unsupported_parameter"},
     (401, _INVALID): {"invalid_api_key"},
     (403, _INVALID): {"model_not_allowed"},
-    (404, _INVALID): {"model_not_found", "not_found", "job_not_found"},
+    (404, _INVALID): {
+        "model_not_found",
+        "not_found",
+        "job_not_found",
+        "file_not_found",
+        "batch_not_found",
+    },
     (405, _INVALID): {"method_not_allowed"},
+    (409, _INVALID): {"batch_over"},
     (410, _INVALID): {"job_cancelled"},
     (422, _INVALID): {"idempotency_mismatch"},
-    (429, "rate_limit_error"): {"rate_limit_exceeded", "concurrency_limit_exceeded", "slow_down"},
+    (429, "rate_limit_error"): {
+        "rate_limit_exceeded",
+        "concurrency_limit_exceeded",
+        "slow_down",
+        "too_many_files",
+    },
     (408, "timeout_error"): {"request_timeout"},
     (413, _INVALID): {"request_too_large"},
     (431, _INVALID): {"headers_too_large"},
@@ -77,8 +89,8 @@ AGAIN = {
     Edge.JOBS_TROUBLE: "rejected-internal",
 }
 """What a 503 that is not for want of capacity at the door tells routers."""
-NEVER = {Reason.TOKEN_LIMIT, Reason.DEADLINE_IMPOSSIBLE}
-"""What is refused by 429 or 503, and would be again."""
+NEVER = {Reason.TOKEN_LIMIT, Reason.DEADLINE_IMPOSSIBLE, Edge.JOB_FAILED, Edge.FILES_OF_TENANT}
+"""What is refused by 429, 502 or 503, and would be again."""
 
 
 def face_of(cause: Reason | Edge) -> Face:
@@ -114,7 +126,7 @@ def test_routers_are_told_who_was_dropped_for_our_sake_and_nobody_for_its_own(
 @pytest.mark.parametrize("cause", [*REASONS, *EDGES])
 def test_a_repeat_is_asked_for_where_it_can_help_alone(cause: Reason | Edge) -> None:
     face = face_of(cause)
-    may_help = face.status in (408, 429, 502, 503) and cause not in (*NEVER, Edge.JOB_FAILED)
+    may_help = face.status in (408, 429, 502, 503) and cause not in NEVER
     assert face.retryable is may_help
     told = dict(headers(Fault(face=face, detail=edge(Edge.INTERNAL).detail), lambda _: 0))
     assert told[b"x-should-retry"] == b"false", "without a wait nobody is asked to come again"
