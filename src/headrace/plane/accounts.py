@@ -23,7 +23,7 @@ class Tally(Struct):
     rejected: dict[Reason, int] = {}
     left_before: int = 0
     degraded: dict[int, int] = {}
-    """Of the admitted that are over, those in a lesser form, by level."""
+    """Of the admitted, those in a lesser form, by level."""
     outcomes: dict[Outcome, int] = {}
     """How admitted requests ended; what is missing from `admitted` is still live."""
     ended_early: dict[Reason, int] = {}
@@ -112,8 +112,6 @@ class Accounts(Struct):
                 tally.rejected[row.reason] = tally.rejected.get(row.reason, 0) + 1
             return
         assert row.outcome is not None
-        if row.level:
-            tally.degraded[row.level] = tally.degraded.get(row.level, 0) + 1
         tally.outcomes[row.outcome] = tally.outcomes.get(row.outcome, 0) + 1
         if row.reason is not None:
             tally.ended_early[row.reason] = tally.ended_early.get(row.reason, 0) + 1

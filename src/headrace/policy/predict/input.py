@@ -72,6 +72,7 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             input_margin=margin,
             input_revision=revision,
             prefix_tokens=Tokens(max(chunk, 1) if request.prefix_tokens else 0),
+            optional=_scaled(request.optional, tokens, request.input_tokens),
         )
 
     def learn(self, state: Windows, model: ModelName, request: Request, tokens: int) -> None:
@@ -83,6 +84,13 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if ratio <= _RATIO_MAX:
             groups = _groups(model, request.tenant, text, total)
             state.teach(groups, ratio, size=self.window, most=self.groups)
+
+
+def _scaled(parts: tuple[Tokens, ...], tokens: int, of: int) -> tuple[Tokens, ...]:
+    """Return parts of a prompt of `of` tokens as those of one of `tokens`."""
+    if tokens == of:
+        return parts
+    return tuple(Tokens(part * tokens // of) for part in parts)
 
 
 def _groups(model: ModelName, tenant: str, text: TextBytes, total: int) -> tuple[str, ...]:
