@@ -57,7 +57,7 @@ class Course(Struct, frozen=True, kw_only=True):
     down_s: float | None
     """From when more came in until it was first not as asked; None: it never was."""
     back_s: float | None
-    """From when less came in until it was as asked for good; None: it was not by the end."""
+    """From when less came in until it was as asked; None: it was not by the end."""
     changes: int
     served: float
     """Let in, of all that were offered from first to last."""
@@ -148,10 +148,13 @@ class Levels:
     def course(self, begun: float, over: float, let_in: float) -> Course:
         """Return how it went, for an overload between two instants."""
         down = next((at for at, level in self.moves if level and at >= begun), None)
-        back = self.moves[-1][0] if not self.moves[-1][1] else None
+        after = [level for at, level in self.moves if at <= over][-1]
+        back = next((at for at, level in self.moves if not level and at > over), None)
+        if not after:
+            back = over
         return Course(
             down_s=None if down is None else down - begun,
-            back_s=None if back is None else max(0.0, back - over),
+            back_s=None if back is None else back - over,
             changes=len(self.moves) - 1,
             served=let_in,
         )

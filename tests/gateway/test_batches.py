@@ -290,7 +290,7 @@ async def test_what_is_all_over_cannot_be_cancelled() -> None:
     batch = await batched(gateway, lines(1))
     await over(gateway, batch)
     caller = await get(gateway, f"/v1/batches/{batch}/cancel", method="POST")
-    assert (caller.status, caller.error["code"]) == (409, "batch_over")
+    assert (caller.status, caller.error["code"]) == (400, "batch_over")
     await gateway.end()
 
 

@@ -31,7 +31,6 @@ TYPES = {
     404: {"invalid_request_error"},
     405: {"invalid_request_error"},
     408: {"timeout_error"},
-    409: {"invalid_request_error"},
     410: {"invalid_request_error"},
     413: {"invalid_request_error"},
     422: {"invalid_request_error"},
@@ -46,7 +45,12 @@ TYPES = {
 
 _INVALID, _SERVER, _OURS = "invalid_request_error", "server_error", "service_unavailable_error"
 ROWS: dict[tuple[int, str], set[str]] = {
-    (400, _INVALID): {"context_length_exceeded", "invalid_value", "unsupported_parameter"},
+    (400, _INVALID): {
+        "context_length_exceeded",
+        "invalid_value",
+        "unsupported_parameter",
+        "batch_over",
+    },
     (401, _INVALID): {"invalid_api_key"},
     (403, _INVALID): {"model_not_allowed"},
     (404, _INVALID): {
@@ -57,7 +61,6 @@ ROWS: dict[tuple[int, str], set[str]] = {
         "batch_not_found",
     },
     (405, _INVALID): {"method_not_allowed"},
-    (409, _INVALID): {"batch_over"},
     (410, _INVALID): {"job_cancelled"},
     (422, _INVALID): {"idempotency_mismatch"},
     (429, "rate_limit_error"): {

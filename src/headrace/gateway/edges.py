@@ -142,7 +142,7 @@ EDGES: dict[Edge, Face] = {
         404, INVALID, "batch_not_found", "There is no such batch, or no more."
     ),
     Edge.BATCH_OVER: Face(
-        409, INVALID, "batch_over", "Nothing of the batch is left to be cancelled."
+        400, INVALID, "batch_over", "Nothing of the batch is left to be cancelled."
     ),
     Edge.FILES_OF_TENANT: Face(
         429, LIMIT, "too_many_files", "There are too many of your files: delete some."

@@ -28,7 +28,7 @@ class Tally(Struct):
     rejected: dict[Reason, int] = {}
     left_before: int = 0
     degraded: dict[int, int] = {}
-    """Of the admitted that are over, those in a lesser form, by level."""
+    """Of the admitted, those in a lesser form, by level."""
     outcomes: dict[Outcome, int] = {}
     """How admitted requests ended; what is missing from `admitted` is still live."""
     ended_early: dict[Reason, int] = {}
@@ -108,11 +108,13 @@ class Accounts(Struct):
         tally.predicted_output += entry.predicted_output
         tally.offered_work_ns = min(SUM_MAX, tally.offered_work_ns + entry.work_ns)
 
-    def admit(self, tally: Tally, *, deferred: bool, sent: bool) -> None:
-        """Count one that is let in, or is `sent` to a replica after that: each request at one of both."""
+    def admit(self, tally: Tally, level: int, *, deferred: bool, sent: bool) -> None:
+        """Count one that is let in at a level, or is `sent` to a replica after that: each at one of both."""
         if deferred is sent:
             tally.admitted += 1
             tally.taken_up += deferred
+            if level:
+                tally.degraded[level] = tally.degraded.get(level, 0) + 1
 
     def conclude(self, tally: Tally, row: Concluded) -> None:
         """Count how one offered request ended; one that was deferred and not sent goes back, and has not."""
@@ -125,8 +127,6 @@ class Accounts(Struct):
                 tally.rejected[row.reason] = tally.rejected.get(row.reason, 0) + 1
             return
         assert row.outcome is not None
-        if row.level:
-            tally.degraded[row.level] = tally.degraded.get(row.level, 0) + 1
         tally.outcomes[row.outcome] = tally.outcomes.get(row.outcome, 0) + 1
         if row.reason is not None:
             tally.ended_early[row.reason] = tally.ended_early.get(row.reason, 0) + 1

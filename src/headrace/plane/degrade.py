@@ -33,6 +33,11 @@ class Found(Struct, frozen=True):
     decision: Decision
     ladder: LadderRecord | None = None
 
+    def learnt_on(self, asked: Asked) -> Asked:
+        """Return the form whose length counts as let in or refused: of the model that was asked for."""
+        let_in = isinstance(self.decision, LetIn)
+        return self.asked if let_in or self.asked.model == asked.model else asked
+
 
 def decide(m: Machine, asked: Asked, now: InstantNs) -> Found:
     """Decide on a request, in lesser forms too if its class, tenant and caller agreed to any."""

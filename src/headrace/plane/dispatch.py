@@ -329,7 +329,8 @@ def _book(
     ledger.book(attempt, flight, settings.prices[live.model])
     tally = m.state.accounts.tally(request.tenant, live.slo_class)
     tally.attempts += 1
-    m.state.accounts.admit(tally, deferred=request.deferred, sent=True)
+    level = 0 if live.lesser is None else live.lesser.level
+    m.state.accounts.admit(tally, level, deferred=request.deferred, sent=True)
     m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now

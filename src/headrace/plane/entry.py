@@ -1,6 +1,6 @@
 """What happens when a request arrives: decide, book, queue, or refuse."""
 
-from headrace.model.decision import LetIn, Reason, Reject
+from headrace.model.decision import Degrade, LetIn, Reason, Reject
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName, RequestId
@@ -35,7 +35,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         request = fit(m.state.inputs, ModelName(spec.name), request)
     asked = Asked(m, request, slo_class, facts)
     found = decide(m, asked, now)
-    as_asked, asked, decision = asked, found.asked, found.decision
+    form, decision = found.asked, found.decision
     record = EntryRecord(
         request_id=request.id,
         decision_id=m.next_decision(),
@@ -48,12 +48,12 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         ladder=found.ladder,
     )
     m.out.append(Decided(record))
-    asked.learn(decision, now)
+    found.learnt_on(asked).learn(decision, now)
     entry = Entry(
         arrived_at=now,
         input_tokens=request.input_tokens,
-        predicted_output=as_asked.demand.output_p50,
-        work_ns=as_asked.demand.work_p50_ns,
+        predicted_output=asked.demand.output_p50,
+        work_ns=asked.demand.work_p50_ns,
     )
     tally = m.state.accounts.tally(request.tenant, slo_class)
     if not request.deferred:
@@ -66,12 +66,13 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         )
         m.state.accounts.conclude(tally, row)
         return None
-    m.state.accounts.admit(tally, deferred=request.deferred, sent=False)
-    live = _admitted(m, asked, record, entry, now)
-    if at_once(m, asked.known, live, now):
+    level = decision.lesser.level if isinstance(decision, Degrade) else 0
+    m.state.accounts.admit(tally, level, deferred=request.deferred, sent=False)
+    live = _admitted(m, form, record, entry, now)
+    if at_once(m, form.known, live, now):
         return None
-    _enqueue(m, asked, live, now)
-    return asked.model
+    _enqueue(m, form, live, now)
+    return form.model
 
 
 def _admitted(

@@ -35,6 +35,7 @@ LIGHT = (RATE // 2, RATE // 4, RATE // 8)
         ({"refused": 1, "offered": (2 * RATE, RATE // 2, 1)}, 1),
         ({"refused": 1, "offered": (9 * RATE,) * 3}, 2),
         ({"refused": 2, "offered": LIGHT}, 0),  # chance
+        ({"refused": 2, "offered": LIGHT, "wait_ns": ms(501)}, 0),  # one burst, with two signs
         ({"refused": 3, "offered": LIGHT}, 1),  # one further than the forecast says
         ({"refused": 3, "offered": LIGHT, "level": 1}, 2),
         ({"refused": 3, "offered": LIGHT, "level": 2}, 2),

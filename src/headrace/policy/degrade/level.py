@@ -49,7 +49,7 @@ class Degrading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.is_short(seen):
             fitting = (nth for nth in range(seen.lowest) if self._fits(seen, nth, self.high))
             wanted = next(fitting, seen.lowest)
-            return max(wanted, min(at + bool(seen.refused), seen.lowest))
+            return max(wanted, min(at + self._are_refused(seen), seen.lowest))
         return at - 1 if at and (self._recovered(seen) or self._may_try(seen)) else at
 
     def is_try(self, seen: Pressure) -> bool:
@@ -63,14 +63,16 @@ class Degrading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return seen.quiet_ns >= seconds(self.probe_s) << min(seen.failed, _DOUBLED)
 
     def is_short(self, seen: Pressure) -> bool:
-        """Return whether there are signs that not all can be served at this level.
+        """Return whether there are signs that not all can be served at this level."""
+        return self._are_refused(seen) or seen.wait_ns > self.wait_ms * NS_PER_MS
 
-        One refusal is chance while little comes in, as two long prompts at once; several are none.
+    def _are_refused(self, seen: Pressure) -> bool:
+        """Return whether refusals are such a sign.
+
+        One is chance while little comes in, as two long prompts at once; several are none.
         """
-        if seen.refused >= REFUSED or seen.wait_ns > self.wait_ms * NS_PER_MS:
-            return True
         at = min(seen.level, seen.lowest)
-        return bool(seen.refused) and not self._fits(seen, at, self.low)
+        return seen.refused >= REFUSED or (seen.refused > 0 and not self._fits(seen, at, self.low))
 
     def is_calm(self, seen: Pressure) -> bool:
         """Return whether the level above its own would do as well."""

@@ -89,6 +89,8 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def _scaled(request: Request, tokens: int) -> tuple[Tokens, ...]:
     """Return what may be left out of a prompt that has so many tokens."""
     before = max(1, request.input_tokens)
+    if before == tokens:
+        return request.optional
     return tuple(Tokens(one * tokens // before) for one in request.optional)
 
 
