@@ -6,7 +6,7 @@ import pytest
 
 from headrace.model.decision import Admit, Degrade, Reason, Reject
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
-from headrace.model.ids import ModelName
+from headrace.model.ids import ModelName, PoolName
 from headrace.model.ladder import Effort, LadderSpec
 from headrace.model.request import BY_BYTES, TextBytes
 from headrace.plane.core import Plane
@@ -389,6 +389,17 @@ def test_without_any_ladder_nothing_is_counted() -> None:
     made.arrive()
     assert made.known.inflow == Inflow()
     assert made.known.standings == {}
+
+
+def test_a_measured_rate_far_below_the_declared_one_is_not_believed() -> None:
+    made = Driver(ladder(), replicas=2)
+    rate = made.known.rates[PoolName("p")]
+    for done, seen in ((1.0, 2_000_000), (0.6, 1_200_000), (0.01, 700_000)):
+        rate.time_ns, rate.done_ns = S, round(done * S)
+        asked(made, tokens=100, optional=())
+        ladder_of = made.entries()[-1].ladder
+        assert ladder_of is not None
+        assert ladder_of.pressure.rate_micro == seen
 
 
 def test_marks_of_the_configuration_decide() -> None:

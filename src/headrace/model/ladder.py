@@ -84,7 +84,8 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     """Work that came in lately for its pools, if everybody were served at each level from 0 on as far as
     they agreed: work-seconds per second, in millionths."""
     rate_micro: int
-    """What the ready replicas of its pools do, in the same unit."""
+    """What the ready replicas of its pools do, in the same unit: measured, and no less than half of what
+    they were declared to do."""
     wait_ns: DurationNs
     """How long what is queued takes them."""
     refused: int

@@ -4,7 +4,7 @@ Makes the forms of `policy/degrade` into evidence for the gates, one after the o
 level. Where nothing less was agreed to it does nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,17 +12,18 @@ from msgspec.structs import replace
 from headrace.model.decision import Decision, LetIn, Reject
 from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.evidence import EntryEvidence, LadderRecord, Tried
-from headrace.model.ids import ClassName, ModelName
+from headrace.model.ids import ClassName, ModelName, PoolName
 from headrace.model.ladder import LEVEL_MAX, LadderFacts, LadderSpec, Pressure
 from headrace.model.request import Request
 from headrace.plane.asked import Asked, rate_micro
+from headrace.plane.fleet import PoolFacts
 from headrace.plane.levels import NOTHING, Standing
 from headrace.plane.machine import NOT_SURVEYED, Machine
 from headrace.plane.state import ModelState
 from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
-from headrace.units import NS_PER_S, DurationNs, InstantNs, elapsed, later, time_for
+from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, elapsed, later, time_for
 
 
 class Found(Struct, frozen=True):
@@ -119,7 +120,8 @@ def _pressure(
     assert spec is not None, "it has a ladder"
     known.inflow.forget(now)
     rivals = settings.rivals(model, slo_class)
-    rate = rate_micro(known, settings.serving(model, slo_class))
+    serving = settings.serving(model, slo_class)
+    rate = max(rate_micro(known, serving), _declared_micro(known, serving) // BELIEVED)
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
     calm = standing.calm_from
     return Pressure(
@@ -132,6 +134,19 @@ def _pressure(
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
         quiet_ns=elapsed(standing.quiet_from, now),
         failed=standing.failed,
+    )
+
+
+BELIEVED = 2
+"""Below half of what pools were declared to do, the measured rate is no measure of it: where few requests come,
+of minutes each, hardly any first token falls into the moments in which others wait."""
+
+
+def _declared_micro(known: ModelState, pools: Mapping[PoolName, PoolFacts]) -> int:
+    """Return what the ready replicas of some pools were declared to do."""
+    ready = known.fleet.ready
+    return sum(
+        round(facts.spec.work_rate * MICRO) * ready.get(pool, 0) for pool, facts in pools.items()
     )
 
 
