@@ -56,7 +56,7 @@ def consenting(ladder: LadderSpec = LADDER, **more: Any) -> PlaneConfig:
 
 def overload(config: PlaneConfig | None = None, **more: Any) -> Scenario:
     """Return a stretch of far more than can be done between two of little."""
-    segments = tuple(Segment(at, rate) for at, rate in ((4.0, 1.0), (16.0, 12.0), (85.0, 0.5)))
+    segments = tuple(Segment(at, rate) for at, rate in ((4.0, 1.0), (16.0, 12.0), (85.0, 0.3)))
     sources = [
         replace(
             source(tenant.name, lengths=LONG),
