@@ -5,7 +5,7 @@ sweep is on the first seed; the best few of it then on all seeds. Ours has one c
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 from msgspec import Struct
@@ -15,10 +15,11 @@ from benchmarks.mixes import ENGINE, Came, Load, came
 from benchmarks.scenes import CHAT, MODEL
 from benchmarks.tenants import A, B, C
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
+from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import ClassName
 from headrace.policy.admission.gates import Gates, Length
 from headrace.policy.batching import ChunkedPrefill
-from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.catalog import PlaneConfig
 from headrace.report.run import RunRecord
 from headrace.sim.experiment import simulate
 from headrace.sim.faults import Repeaters
@@ -33,13 +34,11 @@ BUCKET_TOKENS = 16_384
 """What a token bucket holds when it is full: the longest document."""
 SOON, HASTY, BATCH = ClassName("soon"), ClassName("hasty"), ClassName("batch")
 """The classes of the three tenants with a hog among them, beside that of all else."""
-KV_RESERVE = 0.25
-"""The engine here sets aside what a request comes to in the end, and those that have been in it for long
-are longer than those that come: more of the pool is kept than for an engine that takes blocks as it goes."""
 
 
+@cache
 def ours(length: Length) -> PlaneConfig:
-    """Return the one configuration, with its policy for lengths."""
+    """Return the one configuration of all mixes and of tenants, with its policy for lengths."""
     gap_ms = TPOT_NS / NS_PER_MS
     classes = (
         ClassSpec(name=CHAT, ttft_ms=TTFT_NS / NS_PER_MS, itl_ms=gap_ms),
@@ -54,7 +53,6 @@ def ours(length: Length) -> PlaneConfig:
         tenants=tuple(TenantSpec(name=name) for name in ("tenant", A, B, C)),
         classes=classes,
         admission=Gates(length=length),
-        window=Window(kv_reserve=KV_RESERVE),
     )
 
 
@@ -62,16 +60,27 @@ def under_ours(
     rows: Sequence[TraceRow], seed: int, length: Length, repeaters: Repeaters | None = None
 ) -> RunRecord:
     """Run a trace through our plane, before the same engine as every limit."""
+    return under(ours(length), rows, seed, repeaters)
+
+
+def under(
+    deployment: PlaneConfig,
+    rows: Sequence[TraceRow],
+    seed: int,
+    repeaters: Repeaters | None = None,
+    decisions: Callable[[DecisionRecord], None] | None = None,
+) -> RunRecord:
+    """Run a trace through a plane of ours as it is configured."""
     nothing = TenantSource(tenant=A, arrivals=Poisson(1.0), lengths=Fixed(1, 1))
     scene = Scenario(
         name="overload",
-        deployment=ours(length),
+        deployment=deployment,
         mix=Mix(sources=(nothing,), rows=1),  # `rows` stand for it
         batching=ChunkedPrefill(token_budget=ENGINE.profile.token_budget),
         noise_percent=0.0,
         faults=() if repeaters is None else (repeaters,),
     )
-    return simulate(scene, seed, rows, rules=ENGINE.rules)
+    return simulate(scene, seed, rows, rules=ENGINE.rules, decisions=decisions)
 
 
 def ours_came(
@@ -147,17 +156,17 @@ def measure(
         for length in Length
     }
 
-    def under(setting: tuple[str, float], seed: int) -> Came:
+    def tried(setting: tuple[str, float], seed: int) -> Came:
         rows = load.rows(rate, seed)
         found = stand(ENGINE, rows, swept[setting](), repeaters=repeaters, seed=seed)
         return came(load, rows, found.admitted, found.met)
 
-    first = {setting: under(setting, seeds[0]) for setting in swept}
+    first = {setting: tried(setting, seeds[0]) for setting in swept}
     best = {}
     for kind in KINDS:
         ranked = sorted((s for s in swept if s[0] == kind), key=lambda s: -first[s].work())
         finals = [
-            (setting[1], [first[setting], *(under(setting, seed) for seed in seeds[1:])])
+            (setting[1], [first[setting], *(tried(setting, seed) for seed in seeds[1:])])
             for setting in ranked[:FINALISTS]
         ]
         best[kind] = max(finals, key=lambda one: fmean(each.work() for each in one[1]))

@@ -4,7 +4,7 @@ Five mixes on one emulated A100 at one to ten times what it can do, under one co
 under limits that were tuned for each cell with hindsight: on requests inside, on requests that wait, on
 prompt tokens a second. Goodput is in work: GPU-seconds of requests that met their bounds of 2 s to the
 first token and 60 ms for each one after it. Once more with callers that repeat a refused request twice,
-and with a tenant that keeps to its share beside a hog. `mixes`, `doors` and `cells` hold the parts.
+and with a tenant that keeps to its share beside a hog. `mixes`, `doors`, `cells` and `degrade` hold the parts.
 
 HEADRACE_DATA names the folder of public traces; without it the engine is not held against published rows,
 and lengths come from their tables.
@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks import tenants
+from benchmarks import degrade, tenants
 from benchmarks.cells import (
     BATCH,
     HASTY,
@@ -31,6 +31,7 @@ from benchmarks.cells import (
 from benchmarks.doors import Forecast, open_door, stand
 from benchmarks.harness import CLAIM_SEEDS, Claim, Result, at_least, at_most, interval95
 from benchmarks.mixes import ENGINE, LOADS, Came, Load, capacity, mixes
+from benchmarks.overload_table import text, worst_cells
 from benchmarks.scenes import attainment_over_offered
 from benchmarks.tenants import A, B, C
 from headrace.policy.admission.gates import Length
@@ -49,9 +50,9 @@ FEW_LOADS = (2.0, 10.0)
 """Of the quick form, and of callers that ask again: their loads are multiples of what they first ask for."""
 
 
-def run(quick: bool) -> Result:
+def run(quick: bool, seeds: Sequence[int] = CLAIM_SEEDS) -> Result:
     """Measure all; quick shows the direction only, at two loads, on a few settings and short spans."""
-    seeds = CLAIM_SEEDS[:1] if quick else CLAIM_SEEDS
+    seeds = seeds[:1] if quick else seeds
     known = {name: shorter(load) if quick else load for name, load in mixes().items()}
     rates = {
         name: capacity(load, TUNING_SEEDS[:1] if quick else TUNING_SEEDS)
@@ -60,17 +61,27 @@ def run(quick: bool) -> Result:
     swept = settings(3 if quick else 1)
     detail: dict[str, Any] = {"capacity_rps": rates, "bounds": "first token 2 s, then 60 ms each"}
     claims, detail["published"] = published(quick)
+    tables: dict[str, dict[str, list[Cell]]] = {}
     for name, repeaters in (("once", None), ("repeated twice", TWICE)):
         some = known if repeaters is None or not quick else {"conv": known["conv"]}
         loads = LOADS if repeaters is None and not quick else FEW_LOADS
-        table = {
+        tables[name] = {
             mix: [measure(load, times, rates[mix], seeds, swept, repeaters) for times in loads]
             for mix, load in some.items()
         }
-        found, detail[name] = held(table, swept, name, quick=quick)
+        found, detail[name] = held(tables[name], swept, name, quick=quick)
         claims += found
     found, detail["tenants"] = beside_hog(rates["conv"], seeds)
-    return Result(name="overload", claims=claims + found, seeds=list(seeds), detail=detail)
+    claims += found
+    some = {degrade.CLAIMED: known[degrade.CLAIMED]} if quick else known
+    found, detail["degrade"] = degrade.measured(some, rates, seeds)
+    return Result(
+        name="overload",
+        claims=claims + found,
+        seeds=list(seeds),
+        detail=detail,
+        table=text(tables, swept),
+    )
 
 
 def shorter(load: Load) -> Load:
@@ -153,17 +164,13 @@ def held(
             f"{name}: fair, admission of the longest tenth over all's", min(longest), wanted[3]
         ),
     ]
-    single = {
-        f"{kind} {setting:g}": min(
-            cell.swept[kind, setting] / max(*cell.swept.values(), 1e-9) for cell in cells
-        )
-        for kind, setting in swept
-    }
+    single = worst_cells(table, swept)
     detail = {
         "cells": {mix: [shown(cell) for cell in row] for mix, row in table.items()},
         "worst_cell_of_each_setting": single,
         "worst_cell_of_best_setting": {
-            kind: max(v for k, v in single.items() if k.startswith(kind)) for kind in KINDS
+            kind: max(one.of_best for name, one in single.items() if name.startswith(kind))
+            for kind in KINDS
         },
     }
     return claims, detail

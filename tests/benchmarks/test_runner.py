@@ -1,6 +1,7 @@
 """The benchmark runner: which names it knows, what it prints, writes and returns."""
 
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -93,3 +94,19 @@ def test_json_of_all_is_an_array_of_records(tmp_path: Path) -> None:
         ("first", False),
         ("second", False),
     ]
+
+
+def test_other_seeds_are_as_many_and_for_benchmarks_that_take_them(
+    registry: dict[str, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(quick: bool, seeds: Sequence[int] = harness.CLAIM_SEEDS) -> harness.Result:
+        return harness.Result(name="first", claims=[], seeds=seeds, table=f"{quick} of a table")
+
+    assert runner.main(["first", "--seeds", "200"]) == 2
+    assert capsys.readouterr().err == "benchmark 'first' has seeds of its own\n"
+    sys.modules["benchmarks.first"].__dict__["run"] = run
+    assert registry
+    assert runner.measure("first", quick=False).seeds == list(harness.CLAIM_SEEDS)
+    assert runner.measure("first", quick=True, first_seed=200).seeds == [*range(200, 205)]
+    assert runner.main(["first", "--seeds", "200"]) == 0
+    assert capsys.readouterr().out.endswith("False of a table\n")

@@ -9,7 +9,7 @@ from headrace.model.deployment import ClassSpec, TenantSpec
 from headrace.model.effect import Decided
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ModelName
-from headrace.plane import entry
+from headrace.plane import asked
 from headrace.plane.core import Plane
 from headrace.plane.lengths import Lengths, bucket_of
 from headrace.policy.admission.gates import GateMode, Gates, Length
@@ -122,7 +122,7 @@ def test_nothing_follows_where_nobody_asks_or_nobody_is_refused(gates: Gates) ->
 
 
 def test_tenants_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "LENGTHS_MAX", 2)
+    monkeypatch.setattr(asked, "LENGTHS_MAX", 2)
     names = ("a", "b", "c")
     made = Driver(config(classes=(CHAT,), tenants=tuple(TenantSpec(name=one) for one in names)))
     for name in ("a", "b", "a", "c"):

@@ -68,7 +68,7 @@ def test_the_first_lines_say_goodput_attainment_and_denominators() -> None:
 
 def test_reasons_come_next_the_most_frequent_first() -> None:
     text = render_summary(summarise(run(pairs())))
-    at = text.index("Refused and lost")
+    at = text.index("Degraded, refused and lost")
     assert text.index("token rate") > at
     assert text.index("token rate") < text.index("deadline queue") < text.index("Who suffers")
 

@@ -96,6 +96,22 @@ def test_trees_of_shares_orders_and_costs_of_every_kind_are_drawn() -> None:
     assert min(kinds.values()) >= 5, kinds
 
 
+def test_ladders_are_drawn_and_gone_down() -> None:
+    levels: Counter[int] = Counter()
+    for seed in range(100, 120):
+        _, world, _ = run(seed, profile())
+        levels.update(row.level for row in world.concluded.values() if row.admitted)
+    assert min(levels[level] for level in (0, 1, 2)) >= 20, levels
+    kinds: Counter[str] = Counter()
+    for seed in range(300):
+        plane = draw(seed, profile())[0].scenario.deployment
+        ladders = [one.degrade for one in plane.classes if one.degrade is not None]
+        kinds["ladders"] += bool(ladders)
+        kinds["smaller models"] += any(one.model for one in ladders)
+        kinds["no consent"] += bool(ladders) and any(not one.degrade for one in plane.tenants)
+    assert min(kinds.values()) >= 20, kinds
+
+
 def test_configurations_change_in_mid_run() -> None:
     drawn = [draw(seed, profile())[0] for seed in range(300)]
     changed = [one for one in drawn if one.changes]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from headrace.config.ladders import ladders
 from headrace.config.levers import levers
 from headrace.config.measured import envelopes
 from headrace.config.problem import Problem, warning
@@ -480,4 +481,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _admin,
     _token_counts,
     _deferred,
+    ladders,
 )

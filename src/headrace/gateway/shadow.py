@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.gateway.differences import ADMIT, Differences, Pair, Side
-from headrace.model.decision import Admit
+from headrace.model.decision import LetIn
 from headrace.model.effect import Concluded, Decided, Dispatch, Effect, Fail
 from headrace.model.event import (
     CallerLeft,
@@ -256,7 +256,7 @@ def _note(pair: Pair, side: Side, effect: Effect, now: InstantNs) -> None:
         case Decided(EntryRecord() as record):
             side.decision = record.decision_id
             decision = record.decision
-            side.verdict = ADMIT if isinstance(decision, Admit) else decision.reason.value
+            side.verdict = ADMIT if isinstance(decision, LetIn) else decision.reason.value
         case Dispatch():
             side.attempt, side.replica = effect.attempt, effect.replica
             side.wait_ns = DurationNs(now - pair.at)

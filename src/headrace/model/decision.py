@@ -5,7 +5,8 @@ from enum import StrEnum
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace.model.ids import Incarnation, ReplicaName
-from headrace.units import DurationNs
+from headrace.model.ladder import Lesser
+from headrace.units import DurationNs, Tokens
 
 
 class Gate(StrEnum):
@@ -46,6 +47,7 @@ class Reason(StrEnum):
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     DEADLINE_QUEUE = "deadline_queue"
     GAP_BOUND = "gap_bound"
+    TPOT_BOUND = "tpot_bound"
     LENGTH_SHARE = "length_share"
     QUEUE_PRESSURE = "queue_pressure"
     EXPIRED = "expired"
@@ -76,8 +78,8 @@ class Verdict(Struct, frozen=True, kw_only=True, gc=False):
         return self.threshold - self.measured
 
 
-class Admit(Struct, frozen=True, kw_only=True, tag="admit", omit_defaults=True):
-    """Take it as asked."""
+class LetIn(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """It is served, in whatever form: what is true of every request that was let in."""
 
     slack_ns: int
     """Time left beyond what the forecast and its uncertainty need (ADM-3)."""
@@ -93,6 +95,32 @@ class Admit(Struct, frozen=True, kw_only=True, tag="admit", omit_defaults=True):
         return all(one.reason is None for one in self.verdicts if one.gate is Gate.BUDGET)
 
 
+class Admit(LetIn, frozen=True, kw_only=True, tag="admit"):
+    """Take it as asked."""
+
+
+class Degrade(LetIn, frozen=True, kw_only=True, tag="degrade"):
+    """Take it in a lesser form, to which class, tenant and caller agreed (DEG-1, DEG-2)."""
+
+    lesser: Lesser
+    input_tokens: Tokens
+    """What is left of the prompt."""
+    max_output: Tokens | None
+    """The limit of its answer; None: as asked, which was none."""
+    reason: Reason | None = None
+    """Why it could not have more: the refusal of the step before. None: it could have been served as
+    asked, but its class is at this level, so that those who come later can be served too."""
+
+    @property
+    def why(self) -> str:
+        """The reason in one word, for headers and labels."""
+        return OVERLOAD if self.reason is None else self.reason.value
+
+
+OVERLOAD = "overload"
+"""Why a request is degraded that would have been let in as asked."""
+
+
 class Reject(Struct, frozen=True, kw_only=True, tag="reject"):
     """Refuse before any byte of the answer is sent (ADM-5)."""
 
@@ -102,10 +130,18 @@ class Reject(Struct, frozen=True, kw_only=True, tag="reject"):
     retry_after_ns: DurationNs | None
     """When repeating can succeed; None: repeating does not help."""
     verdicts: tuple[Verdict, ...]
+    defer: bool = False
+    """Whether class, tenant and caller agreed that it is answered later instead, where there is a durable
+    queue: every step of the ladder was tried."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is for lack of our capacity, and not for anything the caller did."""
+        return self.gate in (Gate.MEMORY, Gate.DEADLINE)
 
 
-Decision = Admit | Reject
-"""The answer at the door; degrading and deferring join when they exist."""
+Decision = Admit | Degrade | Reject
+"""The answer at the door."""
 
 
 class RouteTerms(Struct, frozen=True, kw_only=True, gc=False):

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.model.ids import ModelName
+from headrace.units import DurationNs, Tokens
 
 OPTIONAL_MAX = 256
 """Optional parts of one prompt that are told apart; those of lower rank count as one more."""
@@ -46,7 +47,55 @@ class LadderSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At level 3, the smaller model. Needed where `level` is 3."""
     defer: bool = False
     """Whether a request that no step can save goes to the durable queue, where there is one, instead of
-    being refused."""
+    being refused; where its tenant and its caller agreed to all of the ladder."""
+
+    def __post_init__(self) -> None:
+        """Refuse a smaller model that is never reached, and a level 3 without one."""
+        if (self.level == LEVEL_MAX) != (self.model is not None):
+            raise ValueError(f"level {self.level} with model {self.model!r}: level 3 is a model")
+
+
+class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):
+    """What the steps of one request are made from."""
+
+    tenant: Level
+    """How far down its tenant agreed to go."""
+    caller: int
+    """How far down its caller agreed to go."""
+    model: ModelName
+    """What was asked for, canonical."""
+    smaller: bool
+    """Whether the smaller model is served for its class, and may be used by its tenant."""
+    input_tokens: Tokens
+    optional: tuple[Tokens, ...] = ()
+    max_output: Tokens | None = None
+    output_p90: Tokens
+    """Predicted: what an answer without a limit is taken to be allowed."""
+
+
+class Pressure(Struct, frozen=True, kw_only=True, gc=False):
+    """What a class's level is decided by: the work that comes in, against what can be done."""
+
+    level: int
+    """Where the class is."""
+    lowest: Level
+    """Where its ladder ends."""
+    offered: tuple[int, ...]
+    """Work that came in lately for its pools, if everybody were served at each level from 0 on as far as
+    they agreed: work-seconds per second, in millionths."""
+    rate_micro: int
+    """What the ready replicas of its pools do, in the same unit: measured, and no less than half of what
+    they were declared to do."""
+    wait_ns: DurationNs
+    """How long what is queued takes them."""
+    refused: int
+    """Of the last three who were refused at this level, those within the last ten seconds."""
+    calm_ns: DurationNs
+    """For how long the level above would have done."""
+    quiet_ns: DurationNs
+    """For how long there was no sign that this one does not do."""
+    failed: int
+    """Steps up in a row that were tried against the forecast, and taken back."""
 
 
 class Lesser(Struct, frozen=True, kw_only=True, gc=False):

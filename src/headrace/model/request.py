@@ -1,6 +1,7 @@
 """One logical request, as far as deciders may know it."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
@@ -59,6 +60,9 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Keyed hashes of the prompt's leading chunks, each covering all before it (at most 512)."""
     prefix_tokens: Tokens = Tokens(0)
     """Tokens in one such chunk, at four bytes a token where text was counted in bytes."""
+    prefix_kept: int = 0
+    """Of `prefix`, the leading chunks in which there is nothing optional: they stay what they are whatever
+    is left out."""
     optional: tuple[Tokens, ...] = ()
     """Prompt tokens of each part that may be left out, by rank, the most useful first (DEG-1); they are
     among `input_tokens`. What must stay, as citations and evidence, is never one of these."""
@@ -71,5 +75,25 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     ttft_ns: DurationNs | None = None
     gap_ns: DurationNs | None = None
     """Tighter bounds of the caller; wider ones than the class's are ignored (FAIR-4)."""
+    deferred: bool = False
+    """Whether it was handed over before, to be answered later: it was offered then, and is not now."""
     ttl_ns: DurationNs | None = None
     """How long it may wait in the queue at most; None: as long as its class lets it."""
+
+    def lessened(self, kept: int | None) -> "Request":
+        """Return it as it is with only so many optional parts, the first by rank; None: all of them.
+
+        From the first part on that is optional the prompt is another: nothing is known to be cached there, and
+        its text teaches nothing of what bytes come to.
+        """
+        if kept is None or kept >= len(self.optional):
+            return self
+        left = max(1, self.input_tokens - sum(self.optional[kept:]))
+        return replace(
+            self,
+            input_tokens=Tokens(left),
+            input_margin=Tokens(self.input_margin * left // max(1, self.input_tokens)),
+            text=None,
+            prefix=self.prefix[: self.prefix_kept],
+            optional=self.optional[:kept],
+        )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.budget import NOTHING, Take
-from headrace.model.decision import Reason
+from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
@@ -33,6 +33,7 @@ from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.admission.gates import Mode
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.envelopes import reading
 from headrace.policy.fairness.costs import Price
@@ -47,6 +48,7 @@ class Resolved:
         """Index the configuration by name."""
         self.config = config
         self.order = config.ordering
+        self.refuses_over_limits = config.admission.mode_of(Gate.BUDGET) is Mode.ENFORCE
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
             for name in model.names:
@@ -54,10 +56,14 @@ class Resolved:
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
-        window = config.window
+        window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
             PoolName(spec.name): pool_facts(
-                window.stepped(spec), window.reach_ms(), window.kv_reserve
+                window.stepped(spec),
+                window.reach_ms(),
+                window.kv_reserve,
+                believed,
+                reading(config, spec).work_rate,
             )
             for spec in config.pools
         }
@@ -86,6 +92,10 @@ class Resolved:
         self._sharing: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._rivals: dict[tuple[ModelName, ClassName], frozenset[ClassName]] = {}
         self._served: dict[PoolName, frozenset[ClassName]] = {}
+        self.laddered = frozenset(
+            model for model in self.pools_of if any(self.has_ladder(model, n) for n in self.classes)
+        )
+        """Models that some class may be given less of."""
 
     def class_of(self, asked: ClassName | None, tenant: TenantSpec | None) -> ClassName:
         """Return the class asked for, else the tenant's default, else the first that is open to all."""
@@ -148,6 +158,13 @@ class Resolved:
             if slo_class in self.classes:
                 self._serving[model, slo_class] = found
         return found
+
+    def has_ladder(self, model: ModelName, slo_class: ClassName) -> bool:
+        """Return whether requests of a class for a model may be given less."""
+        spec = self.classes.get(slo_class)
+        return (
+            spec is not None and spec.degrade is not None and bool(self.serving(model, slo_class))
+        )
 
     def pool_for(self, model: ModelName, slo_class: ClassName) -> PoolFacts | None:
         """Return the first pool of a model that serves a class: the one demand is predicted on."""
@@ -236,8 +253,7 @@ class Machine:
             before, known.rates = known.rates, {}
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
-                declared = reading(resolved.config, facts.spec).work_rate
-                known.rates[pool] = before.get(pool) or Rate.starting(declared)
+                known.rates[pool] = before.get(pool) or Rate.starting(facts.work_rate)
 
     def ignore(self, kind: str) -> None:
         """Count an event that has no effect."""
@@ -282,11 +298,8 @@ class Machine:
         if outcome is Outcome.SUCCESS and usage is not None:
             config = self.settings.config
             config.input_prediction.learn(state.inputs, live.model, request, usage.input_tokens)
-            prediction = config.prediction
-            groups = prediction.groups_of(
-                request.tenant, live.slo_class, live.model, request.input_tokens
-            )
-            prediction.learn(state.outputs, groups, usage.output_tokens)
+            if live.lesser is None:  # a limit of ours tells nothing of how long answers would be
+                self._learn_output(live, usage)
         moments = Moments(
             arrived_at=live.entry.arrived_at,
             decided_at=live.entry.arrived_at,
@@ -295,15 +308,16 @@ class Machine:
             first_decode_ns=live.first_ns,
         )
         seen = indicators(moments, timing)
+        entered = not request.deferred or live.replica is not None
         row = Concluded(
             request=request.id,
             tenant=request.tenant,
             slo_class=live.slo_class,
             model=live.model,
             entry=live.entry,
-            admitted=True,
+            admitted=entered,
             reason=reason,
-            outcome=outcome,
+            outcome=outcome if entered else None,
             bounds=live.bounds,
             replica=live.replica,
             usage=usage,
@@ -312,9 +326,18 @@ class Machine:
             missed=misses(seen, live.bounds) if seen is not None else (),
             work_ns=self._served_work(live, usage),
             ended_at=now,
+            level=0 if live.lesser is None else live.lesser.level,
+            deferred=request.deferred,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
+
+    def _learn_output(self, live: Live, usage: Usage) -> None:
+        prediction, request = self.settings.config.prediction, live.request
+        groups = prediction.groups_of(
+            request.tenant, live.slo_class, live.model, request.input_tokens
+        )
+        prediction.learn(self.state.outputs, groups, usage.output_tokens)
 
     def _served_work(self, live: Live, usage: Usage | None) -> WorkNs:
         """Return the work of what the engine says it did, as if nothing were cached."""
@@ -351,5 +374,8 @@ def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
     if usage is not None or not made:
         return usage
     return Usage(
-        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+        input_tokens=request.input_tokens,
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(made),
+        tells_cached=False,
     )

@@ -13,7 +13,7 @@ from headrace.model.effect import Fail
 from headrace.model.event import ConfigChanged
 from headrace.model.ids import ModelName
 from headrace.model.slo import Outcome
-from headrace.plane import dispatch, streams
+from headrace.plane import degrade, dispatch, streams
 from headrace.plane.machine import Machine, Resolved
 from headrace.plane.state import Live, ModelState, Phase
 from headrace.policy.catalog import decode
@@ -32,6 +32,7 @@ def change(m: Machine, event: ConfigChanged, now: InstantNs) -> None:
         known.backlog = Backlog()
         state.ledger.shares[model].forget_listings()
     m.configure(fresh)
+    degrade.keep(m)
     for model, price in fresh.prices.items():
         if before.get(model) != price:  # nor do the counters of a model that is back hold this unit
             state.ledger.rebase(model, price)

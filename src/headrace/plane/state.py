@@ -17,6 +17,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.ladder import Lesser
 from headrace.model.paths import Path
 from headrace.model.request import Request
 from headrace.model.slo import Bounds
@@ -24,6 +25,7 @@ from headrace.plane.accounts import Accounts
 from headrace.plane.fleet import Fleet
 from headrace.plane.ledger import Ledger
 from headrace.plane.lengths import Lengths
+from headrace.plane.levels import Inflow, Standing
 from headrace.plane.pace import Pace
 from headrace.plane.rate import Rate
 from headrace.policy.fairness.backlog import Backlog
@@ -72,6 +74,8 @@ class Live(Struct):
     """Where in the share tree that is."""
     first_ns: DurationNs
     """Predicted first decode step."""
+    lesser: Lesser | None = None
+    """In what form it is served, which `request` is in too; None: as asked."""
     phase: Phase = Phase.QUEUED
     late: bool = False
     """Relegated within its tenant."""
@@ -106,6 +110,10 @@ class ModelState(Struct):
     """Work that cannot wait, as it comes in."""
     lengths: dict[str, Lengths] = {}
     """What is let in of each tenant in each class, by length; the one longest without a request first."""
+    inflow: Inflow = field(default_factory=Inflow)
+    """What comes in, as it would be at each level of the ladders."""
+    standings: dict[ClassName, Standing] = {}
+    """At which level each class is that has a ladder, from its first request that agreed to one."""
     held: bool = False
     """A long prompt that can wait was held back for its sake."""
     stuck: dict[ClassName, tuple[int, int, bool]] = {}

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from headrace.model.decision import Gate
 from headrace.model.deployment import (
     DEFAULT_CLASSES,
     ClassSpec,
@@ -22,8 +23,10 @@ from headrace.model.deployment import (
     PoolSpec,
     TenantSpec,
 )
+from headrace.model.ladder import Pressure
 from headrace.model.slo import Sla, Slo
-from headrace.policy.admission.gates import GateMode, Gates, Modes
+from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
+from headrace.policy.degrade.level import Degrading
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, Ordering, TenantFirst
 from headrace.policy.predict.ceiling import OutputBudget
@@ -91,6 +94,7 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     slos: tuple[Slo, ...] = ()
     slas: tuple[Sla, ...] = ()
     admission: Gates = Gates()
+    degrading: Degrading = Degrading()
     ordering: Ordering = TenantFirst()
     fairness: Vtc = Vtc()
     routing: Seconds = Seconds()
@@ -103,6 +107,13 @@ class PlaneConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def stale_after_ns(self) -> DurationNs:
         """Return the age beyond which a report is unknown."""
         return ms(self.reports.stale_ms)
+
+
+def class_level(config: PlaneConfig, seen: Pressure) -> int:
+    """Return the level of a class from now on: as asked, where the deadline gate refuses nobody."""
+    if config.admission.mode_of(Gate.DEADLINE) is Mode.AUDIT:
+        return 0
+    return config.degrading.level(seen)
 
 
 def passing(config: PlaneConfig) -> PlaneConfig:

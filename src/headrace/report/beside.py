@@ -48,15 +48,16 @@ def latencies_beside(summaries: Sequence[Summary]) -> Table:
 
 
 def reasons_beside(summaries: Sequence[Summary]) -> Table:
-    """Return refusals by reason, early ends by reason and misses by indicator, of several runs."""
+    """Return lesser forms by level, refusals by reason, early ends by reason and misses by indicator, of several runs."""
     figures: list[Named] = []
     for what, pick in (
+        ("degraded", lambda g: g.degraded_by),
         ("rejected", lambda g: g.rejected_by),
         ("ended early", lambda g: g.ended_by),
         ("missed bound", lambda g: g.missed_by),
     ):
         figures += _reason_rows(what, pick, summaries)
-    return _table("Refused, lost and late, by reason", summaries, figures)
+    return _table("Degraded, refused, lost and late, by reason", summaries, figures)
 
 
 def tenants_beside(summaries: Sequence[Summary]) -> Table:

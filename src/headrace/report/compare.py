@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from headrace.report.groups import EntryResult
 from headrace.report.live import Report, difference
 from headrace.report.mix import Check, checks
 from headrace.report.run import RunRecord
@@ -163,6 +164,7 @@ DECIDING = "work goodput over offered"
 FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("offered", "requests", lambda s: s.total.offered),
     ("admitted", "requests", lambda s: s.total.admitted),
+    ("of them degraded", "requests", lambda s: s.total.entry[EntryResult.DEGRADED]),
     ("rejected", "requests", lambda s: s.total.rejected),
     ("met", "requests", lambda s: s.total.met),
     ("attainment over admitted", "", lambda s: s.total.attained_admitted),

@@ -13,17 +13,19 @@ from zlib import crc32
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace.model.decision import Admit, Decision, Placement, Reason, Reject
+from headrace.model.decision import Admit, Decision, Degrade, Placement, Reason, Reject
 from headrace.model.demand import Demand
 from headrace.model.evidence import (
     DecisionRecord,
     EntryEvidence,
     EntryRecord,
+    LadderRecord,
     RouteEvidence,
     RouteRecord,
 )
 from headrace.model.ids import ClassName, DecisionId, ReplicaName, RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.report.again import decided_again
 from headrace.report.stats import ratio
 from headrace.units import DurationNs, InstantNs, mib_ceil, to_ms
 
@@ -56,9 +58,10 @@ class DemandHeader(Struct, frozen=True, kw_only=True, gc=False):
 class AdmissionHeader(Struct, frozen=True, kw_only=True, gc=False):
     """How admission answered."""
 
-    result: Literal["admit", "reject"]
+    result: Literal["admit", "degrade", "reject"]
     slack_ms: float
     reason: Reason | None
+    """Why it was refused, or is served in a lesser form; None there: its class is at that level."""
 
 
 class RouteHeader(Struct, frozen=True, kw_only=True, gc=False):
@@ -94,6 +97,8 @@ class EntryLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant: TenantId
     evidence: EntryEvidence
     decision: Decision
+    ladder: LadderRecord | UnsetType = UNSET
+    """Absent: nothing less than what was asked for was agreed to."""
     observed: Literal[True] | UnsetType = UNSET
     """It had no effect: it is what would have been decided."""
     crc: str = ""
@@ -198,6 +203,7 @@ def to_record(line: EntryLine | RouteLine) -> DecisionRecord:
             policy_revision=line.policy_revision,
             evidence=line.evidence,
             decision=line.decision,
+            ladder=None if line.ladder is UNSET else line.ladder,
         )
     return RouteRecord(
         request_id=line.request_id,
@@ -264,9 +270,9 @@ Difference = tuple[str, Any, Any]
 def _check(line: EntryLine | RouteLine, content: bytes, config: PlaneConfig) -> Difference | None:
     """Return the first difference between a line and what follows from its evidence."""
     if isinstance(line, EntryLine):
-        record: DecisionRecord = msgspec.structs.replace(
-            to_record(line), decision=config.admission.decide(line.evidence)
-        )
+        entry = to_record(line)
+        assert isinstance(entry, EntryRecord)
+        record: DecisionRecord = decided_again(entry, config)
     else:
         if (broken := _inconsistent(line)) is not None:
             return broken
@@ -372,6 +378,7 @@ def _entry_line(record: EntryRecord) -> EntryLine:
         tenant=record.tenant,
         evidence=evidence,
         decision=decision,
+        ladder=UNSET if record.ladder is None else record.ladder,
     )
 
 
@@ -416,10 +423,11 @@ def _admission_header(decision: Decision) -> AdmissionHeader:
     match decision:
         case Admit():
             return AdmissionHeader(result="admit", slack_ms=to_ms(decision.slack_ns), reason=None)
+        case Degrade():
+            result: Literal["degrade", "reject"] = "degrade"
         case Reject():
-            return AdmissionHeader(
-                result="reject", slack_ms=to_ms(decision.slack_ns), reason=decision.reason
-            )
+            result = "reject"
+    return AdmissionHeader(result=result, slack_ms=to_ms(decision.slack_ns), reason=decision.reason)
 
 
 def _text(content: bytes) -> str:

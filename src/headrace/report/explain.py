@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from msgspec import UNSET
 
 from headrace.model.budget import Unit, written_amount
-from headrace.model.decision import Admit, Decision, Gate, Reason, RouteTerms, Verdict
+from headrace.model.decision import Decision, Degrade, Gate, LetIn, Reason, RouteTerms, Verdict
 from headrace.model.demand import Demand
 from headrace.model.effect import Concluded
 from headrace.model.evidence import EntryEvidence, EntryRecord, ReplicaView, RouteEvidence
+from headrace.model.ladder import LEVEL_MAX
 from headrace.model.paths import Band
 from headrace.model.slo import Bounds, Indicator, Indicators, Outcome
 from headrace.policy.admission.gates import Wait, nearest, predicted_wait
 from headrace.policy.routing.seconds import is_open
+from headrace.report.ladder import ladder_tables
 from headrace.report.rows import Row, figures
 from headrace.report.story import Entered, Sent, Story
 from headrace.report.tables import Column, Table, render_all
@@ -69,18 +71,44 @@ def _entered(entered: Entered) -> str:
         f"arrived at {to_seconds(record.at):,.3f} s of the gateway's clock."
     )
     number = f"(decision {record.decision_id}, policy revision {record.policy_revision})"
-    if isinstance(decision, Admit):
+    if isinstance(decision, LetIn):
         spare = milliseconds(decision.slack_ns)
         slack = "" if record.evidence.ttft_ns is None else f", with {spare} ms of slack"
-        return f"{head} It was admitted{slack} {number}.{_recorded(decision)}"
+        form = lesser(decision, record) if isinstance(decision, Degrade) else ""
+        return f"{head} It was admitted{slack}{form} {number}.{_recorded(decision)}"
     gate = "" if decision.gate is None else f" by the {decision.gate} gate"
     again = "repeating does not help"
     if decision.retry_after_ns is not None:
         again = f"repeating can help after {milliseconds(decision.retry_after_ns)} ms"
-    return f"{head} It was refused{gate}: {plain(decision.reason)}; {again} {number}."
+    less = _tried(record)
+    return f"{head} It was refused{gate}: {plain(decision.reason)}{less}; {again} {number}."
 
 
-def _recorded(decision: Admit) -> str:
+def lesser(decision: Degrade, record: EntryRecord) -> str:
+    """Return in what form a request is served, and why not as asked."""
+    form, given = decision.lesser, record.evidence.demand.input_tokens
+    less = f"{count(given)} tokens of its prompt"
+    if record.ladder is not None and given == record.ladder.facts.input_tokens:
+        less = "its whole prompt"
+    limit = (
+        "" if decision.max_output is None else f", at most {count(decision.max_output)} of answer"
+    )
+    model = f", by {form.model}" if form.level == LEVEL_MAX else ""
+    why = "its class is at that level, since more comes in than can be served as asked"
+    if decision.reason is not None:
+        why = f"with more it would have been refused: {plain(decision.reason)}"
+    return f", at level {form.level} of its ladder with {less}{limit}{model}: {why}"
+
+
+def _tried(record: EntryRecord) -> str:
+    """Return which lesser forms were tried in vain."""
+    levels = [] if record.ladder is None else [str(one.level) for one in record.ladder.tried[1:]]
+    if not levels:
+        return ""
+    return f", at level {' and '.join(levels)} of its ladder too"
+
+
+def _recorded(decision: LetIn) -> str:
     """Return what gates that only record would have refused it for."""
     failed = [one for one in decision.verdicts if one.reason is not None]
     said = " and ".join(
@@ -149,6 +177,8 @@ def _entry_tables(entered: Entered) -> Iterator[Table]:
     evidence = entered.record.evidence
     yield figures("What it asks for", demand_rows(evidence.demand))
     yield gates(entered.record.decision)
+    if entered.record.ladder is not None:
+        yield from ladder_tables(entered.record.ladder)
     if not evidence.contract.tenant_known or not evidence.contract.model_known:
         return  # nothing else was looked at
     wait = _forecast(entered)
@@ -197,7 +227,7 @@ def gates(decision: Decision) -> Table:
 
 def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
     said = "passes" if verdict.reason is None else plain(verdict.reason)
-    decided = None if isinstance(decision, Admit) else decision.reason
+    decided = None if isinstance(decision, LetIn) else decision.reason
     if verdict.reason is not None and verdict.reason is not decided:
         said += ", recorded"
     numbers = (verdict.measured, verdict.threshold, verdict.margin)
@@ -224,7 +254,7 @@ def _gate(verdict: Verdict, decision: Decision) -> tuple[str, ...]:
 def _forecast(entered: Entered) -> int | None:
     """Return the wait that was forecast: as recorded, or by the gates of then; None: not told."""
     record = entered.record
-    if isinstance(record.decision, Admit):
+    if isinstance(record.decision, LetIn):
         return record.decision.wait_ns
     if entered.config is None:
         return None

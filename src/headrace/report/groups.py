@@ -69,8 +69,12 @@ class Group(Struct, frozen=True, kw_only=True):
     """Work of the true lengths as if nothing were cached."""
     entry: dict[EntryResult, int]
     """How they entered; sums to `offered`."""
+    waiting: int = 0
+    """Of the deferred, those that were not sent to a replica: neither admitted nor over."""
     admitted: int
     """The denominator of attainment: admitted as asked, degraded, or deferred and dispatched."""
+    degraded_by: dict[str, int] = {}
+    """Of the admitted, those in a lesser form, by level of the ladder; sums to the degraded."""
     rejected_by: dict[str, int]
     """By reason; sums to the rejected."""
     outcomes: dict[Outcome, int]
@@ -81,8 +85,9 @@ class Group(Struct, frozen=True, kw_only=True):
     """Admitted, succeeded, inside every declared bound."""
     met_output_tokens: int
     met_work_ns: int
+    """Their work: of the true lengths, or of what was served in a lesser form."""
     admitted_work_ns: int
-    """Work of the true lengths of the admitted; the rest was refused or left."""
+    """The same of the admitted; the rest was refused, given up in lesser forms, or left."""
     missed_by: dict[str, int]
     """Admitted that missed a per-request bound, by indicator; one may miss several."""
     attained_admitted: float | None
@@ -153,9 +158,10 @@ class Cell:
         """Start with nobody."""
         self.offered = self.input = self.predicted = self.output = self.work = 0
         self.met = self.met_output = self.met_work = self.admitted_work = 0
-        self.cached = self.usage_input = self.max_gap = 0
+        self.cached = self.usage_input = self.max_gap = self.waiting = 0
         self.entry = dict.fromkeys(EntryResult, 0)
         self.outcomes = dict.fromkeys(Outcome, 0)
+        self.degraded_by: dict[str, int] = {}
         self.rejected_by: dict[str, int] = {}
         self.ended_by: dict[str, int] = {}
         self.missed_by: dict[str, int] = {}
@@ -172,19 +178,24 @@ class Cell:
         result = entry_result(row)
         self.entry[result] += 1
         if not row.admitted:
-            if row.reason is not None:
+            if row.deferred:
+                self.waiting += 1
+            elif row.reason is not None:
                 _bump(self.rejected_by, row.reason)
             return
         assert row.outcome is not None, f"{row.request=} was admitted and has no outcome"
         self.outcomes[row.outcome] += 1
-        self.admitted_work += offered.work_ns
+        if row.level:
+            _bump(self.degraded_by, f"level {row.level}")
+        work = row.work_ns if row.level and row.work_ns else offered.work_ns
+        self.admitted_work += work
         if row.reason is not None:
             _bump(self.ended_by, row.reason)
         for indicator in row.missed:
             _bump(self.missed_by, indicator)
         if row.met:
             self.met += 1
-            self.met_work += offered.work_ns
+            self.met_work += work
             self.met_output += _tokens_made(row)
         if row.usage is not None:
             self.cached += row.usage.cached_tokens
@@ -218,6 +229,7 @@ class Cell:
         for outcome, number in part.outcomes.items():
             self.outcomes[outcome] += number
         for mine, theirs in (
+            (self.degraded_by, part.degraded_by),
             (self.rejected_by, part.rejected_by),
             (self.ended_by, part.ended_by),
             (self.missed_by, part.missed_by),
@@ -234,7 +246,7 @@ class Cell:
         rejected = self.entry[EntryResult.REJECTED]
         assert sum(self.entry.values()) == self.offered, "an offered request has one entry result"
         assert sum(self.rejected_by.values()) == rejected, "a rejection has one reason"
-        entered = admitted + rejected + self.entry[EntryResult.LEFT_BEFORE]
+        entered = admitted + rejected + self.waiting + self.entry[EntryResult.LEFT_BEFORE]
         assert entered == self.offered, "an admitted request has one outcome"
         span, served = times.span_ns / NS_PER_S, times.served_ns / NS_PER_S
         return Group(
@@ -246,7 +258,9 @@ class Cell:
             output_tokens=self.output,
             work_ns=self.work,
             entry=self.entry,
+            waiting=self.waiting,
             admitted=admitted,
+            degraded_by=dict(sorted(self.degraded_by.items())),
             rejected_by=_sorted(self.rejected_by),
             outcomes=self.outcomes,
             ended_by=_sorted(self.ended_by),
@@ -278,6 +292,7 @@ class Cell:
 _MEASURED = ("queue", "ttft", "tpot", "stall", "e2e")
 _SUMS = (
     "offered",
+    "waiting",
     "input",
     "predicted",
     "output",
@@ -292,9 +307,11 @@ _SUMS = (
 
 
 def entry_result(row: Concluded) -> EntryResult:
-    """Return how a request entered. Nothing is degraded or deferred yet."""
+    """Return how a request entered."""
+    if row.deferred:
+        return EntryResult.DEFERRED
     if row.admitted:
-        return EntryResult.ADMITTED
+        return EntryResult.DEGRADED if row.level else EntryResult.ADMITTED
     return EntryResult.LEFT_BEFORE if row.reason is None else EntryResult.REJECTED
 
 

@@ -173,16 +173,17 @@ def rejections(group: Group) -> Table:
     rows = [
         (f"{what}: {words.reason(name)}", words.count(n), words.percent(n / of))
         for what, counts, of in (
+            ("degraded", group.degraded_by, group.offered),
             ("rejected", group.rejected_by, group.offered),
             ("ended early", group.ended_by, group.admitted),
         )
         for name, n in counts.items()
     ]
     return Table(
-        title="Refused and lost, by reason",
+        title="Degraded, refused and lost, by reason",
         columns=(Column("", right=False), Column("requests"), Column("share")),
         rows=tuple(rows),
-        note="rejected of the offered, ended early of the admitted",
+        note="degraded and rejected of the offered, ended early of the admitted",
     )
 
 
@@ -197,8 +198,8 @@ def sufferers(summary: Summary) -> Table:
         columns=(
             Column("tenant", right=False),
             Column("class", right=False),
-            *map(Column, ("offered", "rejected", "admitted", "met", "of admitted", "of offered")),
-            *map(Column, ("work unmet", "TTFT p99", "stall p99")),
+            *map(Column, ("offered", "rejected", "admitted", "degraded", "met")),
+            *map(Column, ("of admitted", "of offered", "work unmet", "TTFT p99", "stall p99")),
         ),
         rows=tuple(
             (
@@ -207,6 +208,7 @@ def sufferers(summary: Summary) -> Table:
                 words.count(group.offered),
                 words.count(group.rejected),
                 words.count(group.admitted),
+                words.count(group.entry[EntryResult.DEGRADED]),
                 words.count(group.met),
                 words.percent(group.attained_admitted),
                 words.percent(group.attained_offered),

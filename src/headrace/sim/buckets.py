@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace.model.decision import Admit, Decision, Gate, Reject
+from headrace.model.decision import Decision, Gate, LetIn, Reject
 from headrace.model.effect import Concluded, Decided, Effect
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import RequestId, TenantId
@@ -69,7 +69,7 @@ class Buckets:
                         one.strange = True
                     else:
                         one.looked = True
-                    if isinstance(record.decision, Admit) and record.decision.charged:
+                    if isinstance(record.decision, LetIn) and record.decision.charged:
                         need: int = record.evidence.budget.tokens_needed
                         self._needs[record.request_id] = need
                         one.admitted += 1

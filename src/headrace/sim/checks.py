@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from headrace.model.decision import Admit, Reason
+from headrace.model.decision import LetIn, Reason
 from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName, RequestId
@@ -27,6 +27,7 @@ from headrace.sim.books import (
     times_are_causal,
 )
 from headrace.sim.buckets import Buckets
+from headrace.sim.consent import Consent
 from headrace.sim.world import World
 from headrace.units import InstantNs
 
@@ -59,6 +60,7 @@ class Checker:
         self._settled: dict[tuple[ModelName, str], int] = {}
         self._revision = 0
         self._buckets = Buckets()
+        self._consent = Consent()
 
     def __call__(self, world: World, effects: Sequence[Effect]) -> None:
         """Check one step."""
@@ -70,6 +72,7 @@ class Checker:
             self._effect(world, effect)
         self._answered(world, effects)
         self._buckets.step(world, effects)
+        self._consent.step(world, effects)
         self._nothing_waits_in_vain(world)
         if self.steps % DEEP_EVERY == 0:
             self.deep(world)
@@ -134,7 +137,7 @@ class Checker:
             case Refuse() | Fail():
                 again = effect.request in self._over
                 hold(world, "INV-10", not again, f"{effect.request} answered after its end")
-            case Decided(EntryRecord(decision=Admit()) as record):
+            case Decided(EntryRecord(decision=LetIn()) as record):
                 self._admitted.add(record.request_id)
             case _:
                 pass

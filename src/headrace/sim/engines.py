@@ -13,6 +13,7 @@ from headrace.model.effect import Dispatch
 from headrace.model.engine import Snapshot, Yielded
 from headrace.model.event import Ended, Event, FirstToken
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
+from headrace.model.ladder import Lesser
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
@@ -150,11 +151,12 @@ class Engines:
         self._requests[effect.attempt] = effect.request
         if engine is None or engine.incarnation != effect.incarnation:
             return  # it died unnoticed: the driver hears of that soon
+        prompt, prefix = prompt_of(row, effect.lesser)
         job = Job(
             attempt=effect.attempt,
-            prompt_tokens=row.input_tokens,
+            prompt_tokens=prompt,
             output_tokens=Tokens(min(row.output_tokens, effect.output_limit)),
-            prefix=row.prefix,
+            prefix=prefix,
             prefix_tokens=Tokens(row.prefix_tokens or NO_CHUNK),
             gap_bound_ns=effect.gap_ns,
             tenant=effect.tenant,
@@ -283,6 +285,21 @@ class Engines:
         if when is not None and when != node.planned:
             node.planned = when
             self._agenda.push(when, Kind.ENGINE, at, node.engine.incarnation)
+
+
+def prompt_of(row: TraceRow, lesser: Lesser | None) -> tuple[Tokens, tuple[int, ...]]:
+    """Return a prompt's tokens and leading chunks as they are sent: without what is left out of it."""
+    if lesser is None or lesser.kept is None or lesser.kept >= len(row.optional):
+        return row.input_tokens, row.prefix
+    left = Tokens(row.input_tokens - sum(row.optional[lesser.kept :]))
+    return left, row.prefix[: kept_chunks(row)]
+
+
+def kept_chunks(row: TraceRow) -> int:
+    """Return how many whole leading chunks stand before all that is optional."""
+    if not row.prefix_tokens:
+        return 0
+    return min(len(row.prefix), (row.input_tokens - sum(row.optional)) // row.prefix_tokens)
 
 
 def _places(scenario: Scenario) -> Iterator[tuple[str, str, Profile]]:

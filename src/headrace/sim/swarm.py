@@ -21,11 +21,13 @@ from headrace.model.deployment import (
 )
 from headrace.model.engine import Preemption
 from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ladder import LEVEL_MAX, LadderSpec
 from headrace.model.profile import Profile
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims, Whole
 from headrace.policy.catalog import PlaneConfig, Window
 from headrace.policy.catalog import Reports as ReportConfig
+from headrace.policy.degrade.level import Degrading
 from headrace.policy.fairness.costs import (
     Cost,
     KvCost,
@@ -59,6 +61,7 @@ from headrace.trace.mix import (
     MaxTokens,
     Mix,
     OnOff,
+    OptionalParts,
     Poisson,
     SharedPrefix,
     TenantSource,
@@ -121,6 +124,9 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         deployment = _varied(shape, deployment, profile, replicas)
         mix = _spread(shape, mix, deployment)
     deployment = _grown(stream(seed, "tree"), deployment)
+    ladder = stream(seed, "ladder")
+    if ladder.random() < 0.5:
+        deployment, mix = _consenting(ladder, deployment), _marked(ladder, mix)
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = _faults(rng, replicas, span) if rng.random() < 0.6 else ()
@@ -267,6 +273,50 @@ def _grown(rng: Random, plain: PlaneConfig) -> PlaneConfig:
             aging_tokens_per_s=rng.choice((0.0, 0.0, 200.0)),
             boost_tokens=rng.choice((0.0, 0.0, 2_000.0)),
             memory_tokens=rng.choice((100.0, 10_000.0, 100_000.0)),
+        ),
+    )
+
+
+def _consenting(rng: Random, plain: PlaneConfig) -> PlaneConfig:
+    """Return the deployment with ladders that some classes have, and some tenants agreed to."""
+    smaller = plain.models[-1].name if len(plain.models) > 1 else None
+    classes = []
+    for spec in plain.classes:
+        level = rng.choice((0, 1, 2, 2) if smaller is None else (0, 1, 2, 3))
+        ladder = LadderSpec(
+            level=max(1, level),
+            output_part=rng.choice((0.25, 0.5, 1.0)),
+            keep=rng.choice((0, 0, 1, 3)),
+            model=smaller if level == LEVEL_MAX else None,
+            defer=rng.random() < 0.3,
+        )
+        hurried = spec.ttft_ms if spec.ttft_ms is None else rng.choice((100.0, 300.0, spec.ttft_ms))
+        classes.append(replace(spec, ttft_ms=hurried, degrade=ladder if level else None))
+    return replace(
+        plain,
+        classes=tuple(classes),
+        tenants=tuple(replace(one, degrade=rng.choice((0, 1, 2, 2, 3))) for one in plain.tenants),
+        degrading=Degrading(
+            high=(high := rng.choice((0.2, 0.95))),
+            low=high * 0.8,
+            wait_ms=rng.choice((1.0, 20.0, 500.0)),
+            recover_s=rng.choice((1.0, 10.0)),
+            probe_s=rng.choice((2.0, 60.0)),
+        ),
+    )
+
+
+def _marked(rng: Random, mix: Mix) -> Mix:
+    """Return the mix with prompts that may be cut short, and callers who agree to it or not."""
+    return replace(
+        mix,
+        sources=tuple(
+            replace(
+                source,
+                optional=OptionalParts(rng.uniform(0.1, 0.8), rng.choice((1, 3, 8))),
+                lowest=rng.choice((0, 1, 2, LEVEL_MAX, LEVEL_MAX)),
+            )
+            for source in mix.sources
         ),
     )
 

@@ -45,7 +45,7 @@ from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
-from headrace.sim.engines import Engines, Node
+from headrace.sim.engines import Engines, Node, kept_chunks
 from headrace.sim.faults import Crash, Drain, Leavers, Repeaters, Reports, Restart
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
@@ -242,6 +242,9 @@ class World:
             slo_class=row.slo_class,
             prefix=row.prefix[:PREFIX_MAX],
             prefix_tokens=Tokens(row.prefix_tokens),
+            prefix_kept=kept_chunks(row),
+            optional=row.optional,
+            lowest=row.lowest,
         )
 
     def _leave(self, _entity: int, event: object) -> None:

@@ -32,6 +32,7 @@ from headrace.trace.mix import (
     MaxTokens,
     Mix,
     OnOff,
+    OptionalParts,
     Plain,
     Poisson,
     Quantiles,
@@ -110,7 +111,15 @@ def rows_of(source: TenantSource, seed: int) -> Iterator[TraceRow]:
             model=source.model,
             prefix=prefix(),
             prefix_tokens=chunk,
+            optional=optional_parts(source.optional, given),
+            lowest=source.lowest,
         )
+
+
+def optional_parts(rule: OptionalParts | None, given: int) -> tuple[Tokens, ...]:
+    """Return the parts of a prompt of so many tokens that may be left out, by rank."""
+    part = 0 if rule is None else int(given * rule.share) // rule.parts
+    return () if rule is None or not part else (Tokens(part),) * rule.parts
 
 
 def _unit_gap(rng: Random) -> float:

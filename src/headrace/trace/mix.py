@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ladder import LEVEL_MAX, OPTIONAL_MAX
 
 Rate = Annotated[float, Meta(gt=0, le=1_000_000)]
 """Requests a second."""
@@ -240,6 +241,15 @@ class SharedPrefix(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"expected tokens to be a multiple of {self.chunk_tokens}")
 
 
+class OptionalParts(Struct, frozen=True, forbid_unknown_fields=True):
+    """What callers mark as optional of each prompt: equal parts at its end, ranked."""
+
+    share: Annotated[float, Meta(gt=0, lt=1)] = 0.4
+    """Of the drawn input, rounded down to whole tokens of each part."""
+    parts: Annotated[int, Meta(ge=1, le=OPTIONAL_MAX)] = 4
+    """How many; a prompt too short for a token in each has none."""
+
+
 class TenantSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One stream of alike requests of one tenant."""
 
@@ -251,6 +261,10 @@ class TenantSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_tokens: MaxTokens = Undeclared()
     prefix: SharedPrefix | None = None
     """None: no two requests share a beginning."""
+    optional: OptionalParts | None = None
+    """None: nothing may be left out."""
+    lowest: Annotated[int, Meta(ge=0, le=LEVEL_MAX)] = LEVEL_MAX
+    """How far down a ladder of lesser forms its callers agree to go; 3: as far as their tenant."""
     start_s: Seconds = 0.0
     """When the source begins, in s of the trace."""
     stop_s: Seconds | None = None

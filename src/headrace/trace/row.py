@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, json
 
 from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ladder import LEVEL_MAX
 from headrace.units import NS_PER_S, InstantNs, Tokens
 
 TOKENS_MAX = 2**31 - 1
@@ -55,12 +56,20 @@ class TraceRow(
     """Tokens in each chunk of `prefix`, the last of which may be partial; 0 without a prefix."""
     session: str | None = None
     """Requests of one conversation or agent; None: stands alone."""
+    optional: tuple[_Count, ...] = ()
+    """Prompt tokens of each part that may be left out, the most useful first; they stand at its end."""
+    lowest: Annotated[int, Meta(ge=0, le=LEVEL_MAX)] = LEVEL_MAX
+    """How far down a ladder of lesser forms its caller agrees to go."""
 
     def __post_init__(self) -> None:
         """Refuse what no request can be, with ValueError."""
         if self.max_tokens is not None and self.max_tokens < self.output_tokens:
             raise ValueError(
                 f"output_tokens {self.output_tokens} exceeds max_tokens {self.max_tokens}"
+            )
+        if sum(self.optional) >= self.input_tokens:
+            raise ValueError(
+                f"optional parts of {sum(self.optional)} tokens leave nothing of {self.input_tokens}"
             )
         chunks = len(self.prefix)
         if bool(chunks) != bool(self.prefix_tokens):
@@ -90,21 +99,20 @@ def trace_hash(rows: Iterable[TraceRow]) -> str:
     digest = sha256(_HASH_DOMAIN)
     encode = json.Encoder().encode
     for row in rows:
-        digest.update(
-            encode(
-                (
-                    row.at,
-                    row.input_tokens,
-                    row.output_tokens,
-                    row.max_tokens,
-                    row.tenant,
-                    row.slo_class,
-                    row.model,
-                    row.prefix_tokens,
-                    row.prefix,
-                    row.session,
-                )
-            )
+        fields: tuple[object, ...] = (
+            row.at,
+            row.input_tokens,
+            row.output_tokens,
+            row.max_tokens,
+            row.tenant,
+            row.slo_class,
+            row.model,
+            row.prefix_tokens,
+            row.prefix,
+            row.session,
         )
+        if row.optional or row.lowest != LEVEL_MAX:  # traces from before there were any keep theirs
+            fields += (row.optional, row.lowest)
+        digest.update(encode(fields))
         digest.update(b"\n")
     return digest.hexdigest()
