@@ -54,7 +54,17 @@ WRONG = {
         "- name: t",
         "- name: t\n  classes:\n    - {name: c, degrade: {level: 3}}",
         [
-            "d:11: level 3 with model None: level 3 is a model at `$.deployment.classes[0].degrade`",
+            "d:11: level 3 needs `model`, the smaller one that answers at `$.deployment.classes[0].degrade`",
+        ],
+    ),
+    "a smaller model that is never reached": (
+        "- name: t",
+        "- name: t\n  classes:\n    - {name: c, degrade: {level: 2, model: m}}",
+        [
+            (
+                "d:11: `model` is for level 3, and the ladder ends at level 2 "
+                "at `$.deployment.classes[0].degrade`"
+            ),
         ],
     ),
     "tokenizers of nobody, of one model twice, and of engines that have none": (
@@ -363,6 +373,37 @@ DOUBTFUL = {
                 "at `$.deployment.classes[0].degrade.model`"
             )
         ],
+    ),
+    "a ladder whose end is a queue that is not there": (
+        "- name: t",
+        "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {defer: true}}]",
+        [
+            (
+                "d:11: there is no queue to defer to (`jobs.file`): what no step can save is refused "
+                "at `$.deployment.classes[0].degrade.defer`"
+            )
+        ],
+    ),
+    "a ladder whose end nobody agreed to": (
+        "- name: t",
+        (
+            "- name: t\n      degrade: 1\n  classes: [{name: c, degrade: {defer: true}}]\n"
+            "jobs: {file: j.db}"
+        ),
+        [
+            (
+                "d:11: no tenant agreed to all of the ladder: what no step can save is refused "
+                "at `$.deployment.classes[0].degrade.defer`"
+            )
+        ],
+    ),
+    "a ladder whose end somebody agreed to": (
+        "- name: t",
+        (
+            "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {defer: true}}]\n"
+            "jobs: {file: j.db}"
+        ),
+        [],
     ),
     "a ladder that somebody agreed to": (
         "- name: t",

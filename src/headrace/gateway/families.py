@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "degraded_requests": Family(
         _C,
-        "Those of them that were served in a lesser form, by the level of their class's ladder.",
+        "Of the admitted, those in a lesser form, by its level on their class's ladder.",
         (*_WHO, "level"),
     ),
     "left_out_parts": Family(

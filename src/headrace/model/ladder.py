@@ -51,8 +51,10 @@ class LadderSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a smaller model that is never reached, and a level 3 without one."""
-        if (self.level == LEVEL_MAX) != (self.model is not None):
-            raise ValueError(f"level {self.level} with model {self.model!r}: level 3 is a model")
+        if self.level == LEVEL_MAX and self.model is None:
+            raise ValueError("level 3 needs `model`, the smaller one that answers")
+        if self.level < LEVEL_MAX and self.model is not None:
+            raise ValueError(f"`model` is for level 3, and the ladder ends at level {self.level}")
 
 
 class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):

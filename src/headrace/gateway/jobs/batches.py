@@ -24,6 +24,7 @@ from headrace.gateway.jobs.papers import (
     BATCHES,
     ID_MAX,
     Acts,
+    below,
     ident,
     listed,
     page,
@@ -94,12 +95,12 @@ class BatchDesk:
 
     def acts(self, path: str) -> Acts | None:
         """Return what can be done at a path; None: nothing."""
-        match path.removeprefix(BATCHES).split("/"):
-            case [""] if path == BATCHES:
+        match below(path, BATCHES):
+            case []:
                 return {"GET": self._list, "POST": self._take}
-            case ["", _]:
+            case [_]:
                 return {"GET": self._tell}
-            case ["", _, "cancel"]:
+            case [_, "cancel"]:
                 return {"POST": self._cancel}
             case _:
                 return None

@@ -19,6 +19,7 @@ from headrace.gateway.jobs.lines import ENVELOPE_BYTES
 from headrace.gateway.jobs.papers import (
     FILES,
     Acts,
+    below,
     ident,
     listed,
     page,
@@ -57,12 +58,12 @@ class FileDesk:
 
     def acts(self, path: str) -> Acts | None:
         """Return what can be done at a path; None: nothing."""
-        match path.removeprefix(FILES).split("/"):
-            case [""] if path == FILES:
+        match below(path, FILES):
+            case []:
                 return {"GET": self._list, "POST": self._take}
-            case ["", _]:
+            case [_]:
                 return {"GET": self._tell, "DELETE": self._delete}
-            case ["", _, "content"]:
+            case [_, "content"]:
                 return {"GET": self._give}
             case _:
                 return None

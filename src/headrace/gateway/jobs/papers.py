@@ -43,9 +43,16 @@ def taken(found: T | Declined) -> T:
 
 def missing(path: str) -> Fault | None:
     """Return the refusal of a path at which there are files or batches where there is a store for them."""
-    if not any(path == one or path.startswith(f"{one}/") for one in (FILES, BATCHES)):
+    if all(below(path, place) is None for place in (FILES, BATCHES)):
         return None
     return edge(Edge.NO_SUCH_PATH, "Files and batches are not served: there is no queue (`jobs`).")
+
+
+def below(path: str, place: str) -> list[str] | None:
+    """Return what a path names below a place, step by step; None where it does not lead there."""
+    if path == place:
+        return []
+    return path[len(place) + 1 :].split("/") if path.startswith(f"{place}/") else None
 
 
 def ident(exchange: Exchange) -> str:
