@@ -353,6 +353,21 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         read(Route.CHAT, b'{"model":"m","messages":[{"role":"user","content":[' + deep + b"]}]}")
 
 
+@pytest.mark.parametrize("route", [Route.CHAT, Route.RESPONSES, Route.MESSAGES])
+def test_marks_are_looked_for_no_deeper_than_apis_nest(route: Route) -> None:
+    """Each level is read anew: a large body of many would keep everybody waiting."""
+    name = "input" if route is Route.RESPONSES else "messages"
+
+    def body(depth: int) -> bytes:
+        head, tail = '{"type":"x","headrace":{},"content":[' * depth, "]}" * depth
+        deep = f'{{"role":"user","content":[{head}{{"type":"text","text":"t"}}{tail}]}}'
+        return f'{{"model":"m","max_tokens":1,"{name}":[{deep}]}}'.encode()
+
+    assert b"headrace" not in taken(route, body(4))[1]
+    with pytest.raises(InvalidError, match="nested too deeply"):
+        taken(route, body(40))
+
+
 @pytest.mark.parametrize(
     ("route", "said", "heard"),
     [
