@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
 from headrace.model.deployment import TenantSpec
+from headrace.model.ids import ClassName, ModelName
+from headrace.model.ladder import LadderSpec
+from headrace.plane.levels import Standing
 from headrace.policy.fairness.leftover import Leftover
-from headrace.ports.batch import ERRORS_MAX, Batch
+from headrace.ports.batch import ERRORS_MAX, Batch, FileId
 from headrace.ports.batches import Declined, Hold, Progress
 from headrace.ports.job import UnixNs
-from headrace.ports.jobs import Limits, StoreBusyError
+from headrace.ports.jobs import Limits, StoreBusyError, StoreFullError
 from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import BORN, Deferring, config
 from tests.gateway.filing import answers, batched, filed, get, hand_in, line, lines, over
@@ -443,6 +446,52 @@ async def test_a_store_in_trouble_refuses_and_goes_on_after() -> None:
     store.broken = False
     assert (await over(gateway, batch))["status"] == "completed"
     await gateway.end()
+
+
+async def test_in_a_full_store_what_nobody_needs_goes_so_that_there_is_room() -> None:
+    class Full(NaiveBatches):
+        async def write_out(
+            self, hold: Hold, names: tuple[FileId, FileId], now: UnixNs
+        ) -> Batch | None:
+            if len(self.papers) > 1:
+                raise StoreFullError("full")
+            return await super().write_out(hold, names, now)
+
+    gateway = Deferring(store=Full())
+    batch = await batched(gateway, lines(2))
+    gone = await filed(gateway, bytes(9))
+    await gateway.until(gateway.clock.now() / 1e6 + 60_000)
+    assert (await get(gateway, f"/v1/batches/{batch}")).json["status"] == "in_progress"
+    await get(gateway, f"/v1/files/{gone}", method="DELETE")
+    assert (await over(gateway, batch))["status"] == "completed"
+    await gateway.end()
+
+
+async def test_a_line_that_is_given_less_is_told() -> None:
+    ladder = LadderSpec(level=1, output_part=0.5)
+    plain = config()
+    classes = tuple(
+        replace(one, degrade=ladder if one.name == "batch" else None) for one in plain.classes
+    )
+    tenants = tuple(replace(one, degrade=3) for one in plain.tenants)
+    gateway = Deferring(plane=replace(plain, classes=classes, tenants=tenants))
+    plane = gateway.driver.plane
+    known, now = plane.state.models[ModelName(MODEL)], plane.state.now
+    known.standings[ClassName("batch")] = Standing(level=1, since=now, quiet_from=now, left_at=now)
+    one = await over(gateway, await batched(gateway, line("less", max_tokens=8)))
+    (less,) = await answers(gateway, one["output_file_id"])
+    assert less["response"]["headers"] == {
+        "x-headrace-degrade-level": "1",
+        "x-headrace-degrade-reason": "overload",
+        "x-headrace-output-limit": "4",
+    }
+    known.standings.clear()
+    one = await over(gateway, await batched(gateway, line("asked", max_tokens=8)))
+    (asked,) = await answers(gateway, one["output_file_id"])
+    assert "headers" not in asked["response"]
+    await gateway.clerk.close()
+    await gateway.dispatcher.close()
+    gateway.driver.stop()  # its journal does not know who set the level
 
 
 async def test_batches_of_a_tenant_are_limited() -> None:

@@ -92,9 +92,12 @@ class NaiveBatches(NaiveJobs):
         self.papers[file].content += data
         return None
 
-    async def keep_file(self, file: File) -> None:
-        paper = self.papers[file.id]
+    async def keep_file(self, file: File) -> Declined | None:
+        paper = self.papers.get(file.id)
+        if paper is None or paper.file.until_ns <= file.created_ns:
+            return Declined.NO_FILE
         paper.file, paper.seen = file, True
+        return None
 
     def _seen(self, tenant: str, now: UnixNs) -> list[File]:
         return [
@@ -145,6 +148,8 @@ class NaiveBatches(NaiveJobs):
         ]
         if len(open_) >= self.naive.limits.tenant_batches:
             return Declined.TENANT_BATCHES
+        if not self._room(1):
+            return Declined.STORE_FULL
         self.rows[batch.id] = Row(batch, batch.created_ns)
         return self._progress(batch)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
@@ -167,7 +168,28 @@ async def test_a_tenant_has_so_many_files_and_the_store_so_many_bytes(store: Bat
     assert await store.append(FileId("none"), b"x") in (Declined.NO_FILE, Declined.STORE_FULL)
 
 
+async def test_a_file_that_was_given_up_while_it_came_is_not_there(store: BatchStore) -> None:
+    for ident, purged in (("a", False), ("b", True)):
+        late = paper(ident, until=1)
+        assert await store.open_file(late) is None
+        assert await store.append(late.id, b"x") is None
+        while purged and await store.purge_files(at(1)):
+            pass
+        kept = replace(late, created_ns=at(1), until_ns=at(9))
+        assert await store.keep_file(kept) is Declined.NO_FILE
+        assert await store.file(ACME, late.id, at(1)) is None
+
+
 # Batches ----------------------------------------------------------------------------------------
+
+
+async def test_what_is_left_of_the_store_is_not_for_batches_either(store: BatchStore) -> None:
+    await filed(store, paper("in"))
+    size = MIB
+    while size:
+        if await store.append(FileId("in"), bytes(size)) is Declined.STORE_FULL:
+            size //= 2
+    assert await store.put_batch(batch("b")) is Declined.STORE_FULL
 
 
 async def test_a_batch_is_made_of_its_tenants_own_file(store: BatchStore) -> None:
@@ -239,6 +261,14 @@ async def test_each_line_is_answered_once_in_the_file_that_is_right(store: Batch
     assert after is not None
     assert (after.completed, after.failed) == (2, 2)
     assert await store.take_batch("one", at(999), at(200)) is None
+
+
+@pytest.mark.parametrize("body", [b'{"a":"\xff"}', b"[" * 100_000, b"", b'{"a":1} 2'])
+async def test_whatever_an_engine_said_is_one_line_of_json(store: BatchStore, body: bytes) -> None:
+    await begun(store, lines=1)
+    await worked(store, "job_b_0", State.DONE, 1, body)
+    (line,) = await lines(store, (await closing(store, 2)).output_file)
+    assert line["response"]["body"] == body.decode("utf-8", "replace")
 
 
 async def test_answers_of_a_batch_are_kept_until_they_are_written(store: BatchStore) -> None:
