@@ -281,18 +281,18 @@ async def test_one_thing_that_the_store_cannot_do_keeps_no_other_from_its_turn(
 
     class Full(NaiveBatches):
         async def sweep(self, now: Any) -> Any:
-            return await self._told("sweep", super().sweep(now))
+            return await self._noted("sweep", super().sweep(now))
 
         async def purge(self, now: Any) -> Any:
-            return await self._told("purge", super().purge(now))
+            return await self._noted("purge", super().purge(now))
 
         async def renew(self, leases: Any, until: Any) -> Any:
-            return await self._told("renew", super().renew(leases, until))
+            return await self._noted("renew", super().renew(leases, until))
 
         async def counts(self) -> Any:
-            return await self._told("counts", super().counts())
+            return await self._noted("counts", super().counts())
 
-        async def _told(self, name: str, found: Awaitable[Any]) -> Any:
+        async def _noted(self, name: str, found: Awaitable[Any]) -> Any:
             asked[name] += 1
             answer = await found
             if name == failing:

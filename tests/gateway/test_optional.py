@@ -135,6 +135,24 @@ def test_blocks_that_others_refer_to_stay(block: Json) -> None:
     assert places(Route.MESSAGES, whole) == ()
 
 
+@pytest.mark.parametrize("route", [Route.CHAT, Route.RESPONSES])
+@pytest.mark.parametrize("field", ["annotations", "citations"])
+def test_an_earlier_answer_that_cites_stays(route: Route, field: str) -> None:
+    mark, cited = {"optional": 1}, {field: [{"type": "url_citation", "start_index": 0}]}
+    parts = [text("x", mark) | cited, text("y")]
+    assert places(route, {"role": "assistant", "content": parts}) == ()
+    whole = {"role": "assistant", "content": [text("x") | cited], "headrace": mark}
+    assert places(route, whole) == ()
+    nothing = {"role": "assistant", "content": [text("x") | {field: []}], "headrace": mark}
+    assert places(route, nothing) == ((0, None),)
+
+
+def test_a_message_that_cites_stays() -> None:
+    said = {"role": "assistant", "content": "x", "headrace": {"optional": 1}}
+    cited = said | {"annotations": [{"type": "url_citation"}]}
+    assert places(Route.CHAT, cited, said | {"annotations": None}) == ((1, None),)
+
+
 def test_the_answer_behind_thoughts_stays_with_them() -> None:
     thoughts = {"type": "reasoning", "summary": []}
     said = {"role": "assistant", "content": "x", "headrace": {"optional": 1}}

@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
 from headrace.gateway.asked.fields import Answered, Count, cap, features
-from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, ranks, turn
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
 from headrace.ports.engine import Route
@@ -39,6 +39,11 @@ class Block(Struct):
     content: "Content" = None
     citations: Raw = Raw()
     headrace: Mark | None = None
+
+    @property
+    def cites(self) -> bool:
+        """Whether it is cited by number, or cites others so."""
+        return not is_empty(self.citations)
 
 
 Content = str | list[str | Block] | Block | None
