@@ -449,6 +449,35 @@ async def test_a_store_in_trouble_refuses_and_goes_on_after() -> None:
     await gateway.end()
 
 
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (
+            {"x-headrace-degrade": "1", "x-slo-tpot-ms": "070"},
+            {"x-headrace-degrade": "1", "x-slo-tpot-ms": "70"},
+        ),
+        ({"x-headrace-replay-input": "9" * 9_000, "x-other": "1"}, {}),
+        ({"x-headrace-degrade": "9"}, "x-headrace-degrade"),
+        ({"x-slo-tpot-ms": "9" * 9_000}, "x-slo-tpot-ms"),
+        ({"x-llm-d-slo-tpot-ms": "7", "x-slo-tpot-ms": "soon"}, "x-slo-tpot-ms"),
+    ],
+)
+async def test_headers_hold_for_each_line_or_are_refused_at_once(
+    told: dict[str, str], kept: dict[str, str] | str
+) -> None:
+    gateway = Deferring()
+    caller = await hand_in(gateway, await filed(gateway, lines(3)), headers=told)
+    if isinstance(kept, str):
+        assert (caller.status, caller.error["param"]) == (400, kept)
+    else:
+        assert (await over(gateway, caller.json["id"]))["status"] == "completed"
+        store = gateway.store
+        assert isinstance(store, NaiveBatches)
+        (row,) = store.rows.values()
+        assert dict(row.batch.headers) == kept
+    await gateway.end()
+
+
 async def test_in_a_full_store_what_nobody_needs_goes_so_that_there_is_room() -> None:
     class Full(NaiveBatches):
         async def write_out(
