@@ -125,6 +125,16 @@ def test_rules_and_tools_are_never_optional(route: Route, message: Json) -> None
         {"type": "of tomorrow", "text": "x"},
         {"type": "document", "source": {"type": "text"}, "citations": {"enabled": True}},
         text("x") | {"citations": [{"document_index": 0}]},
+        *(
+            {"type": "document", "source": {"type": "content", "content": [text("x"), inner]}}
+            for inner in (text("x", {"kind": "acl"}), text("x") | {"citations": [{"index": 0}]})
+        ),
+        {
+            "type": "search_result",
+            "content": [
+                {"type": "document", "content": text("x", {"optional": 1, "kind": "citation"})}
+            ],
+        },
     ],
 )
 def test_blocks_that_others_refer_to_stay(block: Json) -> None:

@@ -51,8 +51,8 @@ class Marked(Protocol):
     headrace: Mark | None
 
     @property
-    def cites(self) -> bool:
-        """Whether it is cited by number, or says where others are cited: that stays."""
+    def stays(self) -> bool:
+        """Whether it stays though it is marked: it is cited by number or cites others, or there is evidence in it."""
         ...
 
 
@@ -151,7 +151,7 @@ def _mark(part: str | Marked) -> Mark | None:
 
 
 def _can_go(part: str | Marked) -> bool:
-    return isinstance(part, str) or (part.type in _KINDS and not part.cites)
+    return isinstance(part, str) or (part.type in _KINDS and not part.stays)
 
 
 class Spans:

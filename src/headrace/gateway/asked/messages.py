@@ -41,9 +41,17 @@ class Block(Struct):
     headrace: Mark | None = None
 
     @property
-    def cites(self) -> bool:
-        """Whether it is cited by number, or cites others so."""
-        return not is_empty(self.citations)
+    def stays(self) -> bool:
+        """Whether it has citations, or a block within it does or was marked as what must stay."""
+        source = self.source.content if isinstance(self.source, Source) else None
+        return not is_empty(self.citations) or _has_evidence(self.content) or _has_evidence(source)
+
+
+def _has_evidence(content: "Content") -> bool:
+    if isinstance(content, Block):
+        is_evidence = content.headrace is not None and content.headrace.rank is None
+        return is_evidence or content.stays
+    return isinstance(content, list) and any(map(_has_evidence, content))
 
 
 Content = str | list[str | Block] | Block | None

@@ -50,7 +50,7 @@ class Part(Struct):
     headrace: Mark | None = None
 
     @property
-    def cites(self) -> bool:
+    def stays(self) -> bool:
         """Whether it has citations."""
         return not (is_empty(self.annotations) and is_empty(self.citations))
 
