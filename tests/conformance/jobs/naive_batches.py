@@ -322,6 +322,9 @@ class NaiveBatches(NaiveJobs):
         for row in self.rows.values():
             if row.owner not in alive:
                 row.until = 0
+        for paper in self.papers.values():
+            if not alive and not paper.seen and now < paper.file.until_ns < EVER:
+                paper.file = replace(paper.file, until_ns=now)
         return self.naive.recover(now, alive)
 
     async def purge_files(self, now: UnixNs) -> bool:

@@ -340,6 +340,36 @@ async def test_what_a_dead_process_held_is_anothers_at_once(store: BatchStore) -
     assert (await taken(store, 1, "three")).term == 3
 
 
+async def test_files_that_came_to_a_dead_process_are_given_up(store: BatchStore) -> None:
+    await filed(store, paper("whole"))
+    coming = [paper(ident) for ident in ("one", "two")]
+    for one in coming:
+        assert await store.open_file(one) is None
+        assert await store.append(one.id, b"x") is None
+    assert await store.open_file(paper("three", created_ns=at(1))) is Declined.TENANT_FILES
+    await store.recover(at(1), frozenset({"alive"}))
+    assert await store.keep_file(replace(coming[0], created_ns=at(1))) is None
+    await store.recover(at(1), frozenset())
+    assert await store.keep_file(replace(coming[1], created_ns=at(1))) is Declined.NO_FILE
+    while await store.purge_files(at(1)):
+        pass
+    assert (await store.kept()).files == 2
+    assert await store.open_file(paper("three", created_ns=at(1))) is None
+
+
+async def test_answers_that_are_being_written_outlive_a_dead_process(store: BatchStore) -> None:
+    await begun(store, lines=2 * STEP_JOBS, deadline=10)
+    while (await store.sweep(at(10))).more:
+        pass
+    hold = await taken(store, 10)
+    await store.write_out(hold, (FileId("out"), FileId("err")), at(10))
+    await store.recover(at(11), frozenset())
+    while await store.purge_files(at(9_999)):
+        pass
+    over = await closing(store, 12)
+    assert len(await lines(store, over.error_file)) == 2 * STEP_JOBS
+
+
 async def test_where_there_is_no_room_lines_wait(store: BatchStore) -> None:
     await filed(store, paper("in"))
     await put(store, *(spec(f"s{n}") for n in range(1_199)))

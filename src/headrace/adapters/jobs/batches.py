@@ -311,8 +311,10 @@ class BatchTables(Tables, FileTables):
     # Time ------------------------------------------------------------------------------------
 
     def recover(self, now: UnixNs, alive: frozenset[str]) -> Swept:
-        """See `JobStore`; batches of those that are gone are given back too."""
+        """See `JobStore`; batches of those that are gone are given back too, files that came to them given up."""
         with self._transaction():
+            if not alive:
+                self._give_up(now)
             query = (
                 "select distinct owner from batch where kept_until_ns is null and owner is not null"
             )

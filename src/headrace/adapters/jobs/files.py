@@ -83,6 +83,13 @@ class FileTables(Rows):
         values = (file.name, file.created_ns, file.until_ns, file.id, file.created_ns)
         return self._sql.execute(query, values).rowcount > 0
 
+    def _give_up(self, now: UnixNs) -> None:
+        """Give up all that is still coming: whoever took it is gone."""
+        query = (
+            "update file set until_ns = ? where state = 'open' and until_ns > ? and until_ns < ?"
+        )
+        self._sql.execute(query, (now, now, _EVER))
+
     def file(self, tenant: TenantId, file: FileId, now: UnixNs) -> File | None:
         """See `BatchStore`."""
         row = self._sql.execute(f"{_FILE}where {_SEEN} and id = ?", (tenant, now, file)).fetchone()
