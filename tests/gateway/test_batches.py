@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
 from headrace.model.deployment import TenantSpec
+from headrace.model.ids import ClassName, ModelName
+from headrace.model.ladder import LadderSpec
+from headrace.plane.levels import Standing
 from headrace.policy.fairness.leftover import Leftover
-from headrace.ports.batch import ERRORS_MAX, Batch
+from headrace.ports.batch import ERRORS_MAX, Batch, FileId
 from headrace.ports.batches import Declined, Hold, Progress
 from headrace.ports.job import UnixNs
-from headrace.ports.jobs import Limits, StoreBusyError
+from headrace.ports.jobs import Limits, StoreBusyError, StoreFullError
 from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import BORN, Deferring, config
 from tests.gateway.filing import answers, batched, filed, get, hand_in, line, lines, over
@@ -161,6 +164,7 @@ async def test_what_is_wrong_with_a_batch_is_told(changed: dict[str, Any], param
         (line(""), [("invalid_value", 1, "custom_id")]),
         (line("x" * 513), [("invalid_value", 1, "custom_id")]),
         (line("a").replace(b"POST", b"GET"), [("invalid_value", 1, "method")]),
+        (line("a").replace(b"POST", b"G" * 9_000), [("invalid_value", 1, "method")]),
         (line("a", "/v1/completions"), [("mismatched_url", 1, "url")]),
         (line("a", stream=True), [("invalid_value", 1, "body.stream")]),
         (line("a", model=None), [("invalid_value", 1, "body.model")]),
@@ -187,7 +191,7 @@ async def test_a_file_at_fault_fails_the_batch_and_nothing_of_it_runs(
     assert found["errors"]["object"] == "list"
     told = [(one["code"], one["line"], one["param"]) for one in found["errors"]["data"]]
     assert told == errors
-    assert all(one["message"] for one in found["errors"]["data"])
+    assert all(0 < len(one["message"]) < 200 for one in found["errors"]["data"])
     assert not gateway.driver.recent
     assert await gateway.store.counts() == []
     await gateway.end()
@@ -443,6 +447,81 @@ async def test_a_store_in_trouble_refuses_and_goes_on_after() -> None:
     store.broken = False
     assert (await over(gateway, batch))["status"] == "completed"
     await gateway.end()
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (
+            {"x-headrace-degrade": "1", "x-slo-tpot-ms": "070"},
+            {"x-headrace-degrade": "1", "x-slo-tpot-ms": "70"},
+        ),
+        ({"x-headrace-replay-input": "9" * 9_000, "x-other": "1"}, {}),
+        ({"x-headrace-degrade": "9"}, "x-headrace-degrade"),
+        ({"x-slo-tpot-ms": "9" * 9_000}, "x-slo-tpot-ms"),
+        ({"x-llm-d-slo-tpot-ms": "7", "x-slo-tpot-ms": "soon"}, "x-slo-tpot-ms"),
+    ],
+)
+async def test_headers_hold_for_each_line_or_are_refused_at_once(
+    told: dict[str, str], kept: dict[str, str] | str
+) -> None:
+    gateway = Deferring()
+    caller = await hand_in(gateway, await filed(gateway, lines(3)), headers=told)
+    if isinstance(kept, str):
+        assert (caller.status, caller.error["param"]) == (400, kept)
+    else:
+        assert (await over(gateway, caller.json["id"]))["status"] == "completed"
+        store = gateway.store
+        assert isinstance(store, NaiveBatches)
+        (row,) = store.rows.values()
+        assert dict(row.batch.headers) == kept
+    await gateway.end()
+
+
+async def test_in_a_full_store_what_nobody_needs_goes_so_that_there_is_room() -> None:
+    class Full(NaiveBatches):
+        async def write_out(
+            self, hold: Hold, names: tuple[FileId, FileId], now: UnixNs
+        ) -> Batch | None:
+            if len(self.papers) > 1:
+                raise StoreFullError("full")
+            return await super().write_out(hold, names, now)
+
+    gateway = Deferring(store=Full())
+    batch = await batched(gateway, lines(2))
+    gone = await filed(gateway, bytes(9))
+    await gateway.until(gateway.clock.now() / 1e6 + 60_000)
+    assert (await get(gateway, f"/v1/batches/{batch}")).json["status"] == "in_progress"
+    await get(gateway, f"/v1/files/{gone}", method="DELETE")
+    assert (await over(gateway, batch))["status"] == "completed"
+    await gateway.end()
+
+
+async def test_a_line_that_is_given_less_is_told() -> None:
+    ladder = LadderSpec(level=1, output_part=0.5)
+    plain = config()
+    classes = tuple(
+        replace(one, degrade=ladder if one.name == "batch" else None) for one in plain.classes
+    )
+    tenants = tuple(replace(one, degrade=3) for one in plain.tenants)
+    gateway = Deferring(plane=replace(plain, classes=classes, tenants=tenants))
+    plane = gateway.driver.plane
+    known, now = plane.state.models[ModelName(MODEL)], plane.state.now
+    known.standings[ClassName("batch")] = Standing(level=1, since=now, quiet_from=now, left_at=now)
+    one = await over(gateway, await batched(gateway, line("less", max_tokens=8)))
+    (less,) = await answers(gateway, one["output_file_id"])
+    assert less["response"]["headers"] == {
+        "x-headrace-degrade-level": "1",
+        "x-headrace-degrade-reason": "overload",
+        "x-headrace-output-limit": "4",
+    }
+    known.standings.clear()
+    one = await over(gateway, await batched(gateway, line("asked", max_tokens=8)))
+    (asked,) = await answers(gateway, one["output_file_id"])
+    assert "headers" not in asked["response"]
+    await gateway.clerk.close()
+    await gateway.dispatcher.close()
+    gateway.driver.stop()  # its journal does not know who set the level
 
 
 async def test_batches_of_a_tenant_are_limited() -> None:

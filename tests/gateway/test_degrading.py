@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
 from headrace.adapters.engines.inprocess import InProcessEngine
+from headrace.config.schema import ServerSpec
 from headrace.gateway.asked import read
 from headrace.model.deployment import ClassSpec, Defer, ModelSpec, TenantSpec
 from headrace.model.event import RequestArrived
@@ -21,6 +22,7 @@ from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.catalog import PlaneConfig
 from headrace.ports.clock import Clock
 from headrace.ports.engine import Route
+from headrace.ports.job import JobId
 from headrace.ports.jobs import Limits
 from headrace.replica.core import Replica
 from tests.conformance.jobs.naive_batches import NaiveBatches
@@ -429,6 +431,17 @@ async def test_what_no_step_can_save_is_answered_later() -> None:
     assert answer.headers["x-headrace-degrade-level"] in ("0", "1")
     assert answer.headers["x-headrace-model-revision"] == "1"
     assert answer.headers["x-headrace-policy-revision"] == "1"
+    await world.end()
+
+
+async def test_what_is_answered_later_instead_is_served_as_its_headers_said() -> None:
+    headers = {"x-headrace-degrade": "1", "x-slo-tpot-ms": "70", "x-headrace-replay-output": "3"}
+    world = Deferring(plane=agreed(LATER), running=False, server=ServerSpec(trusted_replay=True))
+    caller = await hopeless(world, headers={**headers, "x-other": "1"})
+    assert caller.status == 202, caller.content
+    job = await world.store.get(TenantId("free"), JobId(caller.json["id"]))
+    assert job is not None
+    assert dict(job.spec.headers) == headers
     await world.end()
 
 

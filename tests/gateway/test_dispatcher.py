@@ -1,5 +1,7 @@
 """Deferred jobs beside live traffic: what is taken up, given back, tried again, and ended once."""
 
+from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from headrace.policy.fairness.leftover import Leftover, Pace
 from headrace.ports.engine import Ending as Told
 from headrace.ports.engine import Refusal
 from headrace.ports.job import State
-from headrace.ports.jobs import StoreBusyError
+from headrace.ports.jobs import SWEEP_MAX, StoreBusyError, StoreFullError
 from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import Deferring, config
 from tests.gateway.scenes import KEYS, MODEL, ObedientEngine
@@ -268,6 +270,60 @@ async def test_a_store_in_trouble_is_asked_again() -> None:
     gateway = Deferring(store=Troubled())
     place = await gateway.deferred(max_tokens=2)
     assert (await gateway.look(place, wait=30)).status == 200
+    await gateway.end()
+
+
+@pytest.mark.parametrize("failing", ["sweep", "purge", "renew", "counts"])
+async def test_one_thing_that_the_store_cannot_do_keeps_no_other_from_its_turn(
+    failing: str,
+) -> None:
+    asked: Counter[str] = Counter()
+
+    class Full(NaiveBatches):
+        async def sweep(self, now: Any) -> Any:
+            return await self._noted("sweep", super().sweep(now))
+
+        async def purge(self, now: Any) -> Any:
+            return await self._noted("purge", super().purge(now))
+
+        async def renew(self, leases: Any, until: Any) -> Any:
+            return await self._noted("renew", super().renew(leases, until))
+
+        async def counts(self) -> Any:
+            return await self._noted("counts", super().counts())
+
+        async def _noted(self, name: str, found: Awaitable[Any]) -> Any:
+            asked[name] += 1
+            answer = await found
+            if name == failing:
+                raise StoreFullError("full")
+            return answer
+
+    gateway, engine = obedient(store=Full(), lease_s=6)
+    await gateway.deferred()
+    await gateway.until(130_000)
+    assert len(engine.calls) == 1
+    assert asked["sweep"] > 100
+    assert asked["purge"] == 3
+    assert asked["renew"] > 30
+    assert asked["counts"] == (0 if failing == "sweep" else asked["sweep"])
+    await gateway.end()
+
+
+async def test_however_many_are_past_their_time_are_forgotten_at_once() -> None:
+    class Old(NaiveBatches):
+        left = 5 * SWEEP_MAX + 7
+
+        async def purge(self, now: Any) -> int:
+            assert now > 0
+            gone = min(self.left, SWEEP_MAX)
+            self.left -= gone
+            return gone
+
+    store = Old()
+    gateway = Deferring(store=store)
+    await gateway.until(1_000)
+    assert store.left == 0
     await gateway.end()
 
 

@@ -56,6 +56,15 @@ def test_what_is_no_form_is_refused(kind: bytes) -> None:
         (form(b"x")[:-17] + form(b"y"), "two files"),
         (form(b"x", purpose="p" * 5_000), "longer than"),
         (form(b"x", **{f"f{n}": "" for n in range(20)}), "more than"),
+        (b"--of-the-test\r\nx: y\r\n\r\n\r\n" * 20 + form(b"x"), "more than"),
+        (
+            form(b"x", a="").partition(
+                b'--of-the-test\r\nContent-Disposition: form-data; name="file'
+            )[0]
+            * 20
+            + form(b"x"),
+            "more than",
+        ),
         (form(b"x").replace(b"Content-Type", b"Content Type"), "not the form"),
         (form(b"x").replace(b"Content-Type: ", b"Content-Type: " + b"y" * 9_999), "not the form"),
     ],

@@ -125,6 +125,16 @@ def test_rules_and_tools_are_never_optional(route: Route, message: Json) -> None
         {"type": "of tomorrow", "text": "x"},
         {"type": "document", "source": {"type": "text"}, "citations": {"enabled": True}},
         text("x") | {"citations": [{"document_index": 0}]},
+        *(
+            {"type": "document", "source": {"type": "content", "content": [text("x"), inner]}}
+            for inner in (text("x", {"kind": "acl"}), text("x") | {"citations": [{"index": 0}]})
+        ),
+        {
+            "type": "search_result",
+            "content": [
+                {"type": "document", "content": text("x", {"optional": 1, "kind": "citation"})}
+            ],
+        },
     ],
 )
 def test_blocks_that_others_refer_to_stay(block: Json) -> None:
@@ -133,6 +143,24 @@ def test_blocks_that_others_refer_to_stay(block: Json) -> None:
     assert places(Route.MESSAGES, marked) == ()
     whole = {"role": "user", "content": [block, text("y")], "headrace": mark}
     assert places(Route.MESSAGES, whole) == ()
+
+
+@pytest.mark.parametrize("route", [Route.CHAT, Route.RESPONSES])
+@pytest.mark.parametrize("field", ["annotations", "citations"])
+def test_an_earlier_answer_that_cites_stays(route: Route, field: str) -> None:
+    mark, cited = {"optional": 1}, {field: [{"type": "url_citation", "start_index": 0}]}
+    parts = [text("x", mark) | cited, text("y")]
+    assert places(route, {"role": "assistant", "content": parts}) == ()
+    whole = {"role": "assistant", "content": [text("x") | cited], "headrace": mark}
+    assert places(route, whole) == ()
+    nothing = {"role": "assistant", "content": [text("x") | {field: []}], "headrace": mark}
+    assert places(route, nothing) == ((0, None),)
+
+
+def test_a_message_that_cites_stays() -> None:
+    said = {"role": "assistant", "content": "x", "headrace": {"optional": 1}}
+    cited = said | {"annotations": [{"type": "url_citation"}]}
+    assert places(Route.CHAT, cited, said | {"annotations": None}) == ((1, None),)
 
 
 def test_the_answer_behind_thoughts_stays_with_them() -> None:
@@ -351,6 +379,21 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     deep = b'{"type":"x","headrace":{},"content":[' * 5_000 + b"]}" * 5_000
     with pytest.raises(InvalidError):
         read(Route.CHAT, b'{"model":"m","messages":[{"role":"user","content":[' + deep + b"]}]}")
+
+
+@pytest.mark.parametrize("route", [Route.CHAT, Route.RESPONSES, Route.MESSAGES])
+def test_marks_are_looked_for_no_deeper_than_apis_nest(route: Route) -> None:
+    """Each level is read anew: a large body of many would keep everybody waiting."""
+    name = "input" if route is Route.RESPONSES else "messages"
+
+    def body(depth: int) -> bytes:
+        head, tail = '{"type":"x","headrace":{},"content":[' * depth, "]}" * depth
+        deep = f'{{"role":"user","content":[{head}{{"type":"text","text":"t"}}{tail}]}}'
+        return f'{{"model":"m","max_tokens":1,"{name}":[{deep}]}}'.encode()
+
+    assert b"headrace" not in taken(route, body(4))[1]
+    with pytest.raises(InvalidError, match="nested too deeply"):
+        taken(route, body(40))
 
 
 @pytest.mark.parametrize(

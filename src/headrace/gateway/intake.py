@@ -180,6 +180,18 @@ class Intake:
         content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
+    def lasting(self, told: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+        """Return the headers that decide how what is taken up later is served, or blame the one that is wrong.
+
+        None is longer than it must be: each of many requests is kept with them.
+        """
+        found = {_DEGRADE: lowest(told)} if _DEGRADE in told else {}
+        replay = (_REPLAY_INPUT, _REPLAY_OUTPUT) if self._limits.trusted_replay else ()
+        for name in (*_TPOT, *replay):
+            if (number := _number(told, name)) is not None:
+                found[name] = number
+        return tuple((name.decode(), str(value)) for name, value in found.items())
+
     def objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
         for name in _UNTRUSTED.keys() & told.keys():

@@ -191,10 +191,12 @@ class _Error(Struct, frozen=True):
     message: str
 
 
-class _Response(Struct, frozen=True):
+class _Response(Struct, frozen=True, omit_defaults=True):
     status_code: int
     request_id: str
     body: Raw
+    headers: dict[str, str] = {}
+    """In what lesser form it was served, if it was: nobody is given less without being told."""
 
 
 class _Line(Struct, frozen=True):
@@ -203,6 +205,15 @@ class _Line(Struct, frozen=True):
     response: _Response | None
     error: _Error | None
 
+
+_LEVEL = "x-headrace-degrade-level"
+_FORM = (
+    _LEVEL,
+    "x-headrace-degrade-reason",
+    "x-headrace-output-limit",
+    "x-headrace-optional-kept",
+)
+"""Headers of answers that tell of their form."""
 
 _WITHOUT: dict[State, _Error] = {
     State.EXPIRED: _Error(
@@ -219,7 +230,11 @@ def written(job: Job, result: Result | None) -> bytes:
     if result is None:
         error = _WITHOUT[job.state]
     else:
-        response = _Response(result.status, job.spec.id, _on_one_line(result.body))
+        told = dict(result.headers)
+        less = {name: told[name] for name in _FORM if name in told}
+        if less.get(_LEVEL, "0") == "0":
+            less = {}
+        response = _Response(result.status, job.spec.id, _on_one_line(result.body), less)
     name = job.spec.id.replace("job_", "batch_req_", 1)
     return msgspec.json.encode(_Line(name, job.spec.custom_id, response, error)) + b"\n"
 
@@ -227,6 +242,7 @@ def written(job: Job, result: Result | None) -> bytes:
 def _on_one_line(body: bytes) -> Raw:
     """Return a body without line breaks; what is no JSON becomes a string."""
     try:
+        body.decode()  # what is within strings is not looked at by `format`
         return Raw(msgspec.json.format(body, indent=-1))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Raw(msgspec.json.encode(body.decode("utf-8", "replace")))

@@ -105,8 +105,8 @@ class BatchStore(JobStore, Protocol):
         """Add to a file that was begun."""
         ...
 
-    async def keep_file(self, file: File) -> None:
-        """Have a file that was begun be there, as told but for its size."""
+    async def keep_file(self, file: File) -> Declined | None:
+        """Have a file that was begun be there from `created_ns` on, as told but for its size, if it was not given up."""
         ...
 
     async def file(self, tenant: TenantId, file: FileId, now: UnixNs) -> File | None:

@@ -237,7 +237,10 @@ class JobStore(Protocol):
         ...
 
     async def recover(self, now: UnixNs, alive: frozenset[str]) -> Swept:
-        """Sweep, and take back at once what owners have that are not `alive`: at a start."""
+        """Sweep, and take back at once what owners have that are not `alive`: at a start.
+
+        If none is, files that were still coming are given up as well.
+        """
         ...
 
     async def purge(self, now: UnixNs) -> int:

@@ -24,7 +24,7 @@ async def filed(store: BatchStore, file: File, content: bytes = b"x") -> None:
     """Put a file."""
     assert await store.open_file(file) is None
     assert await store.append(file.id, content) is None
-    await store.keep_file(file)
+    assert await store.keep_file(file) is None
 
 
 def batch(ident: str, file: str = "in", *, deadline: float = 100, **changed: Any) -> Batch:

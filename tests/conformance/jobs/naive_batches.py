@@ -92,9 +92,12 @@ class NaiveBatches(NaiveJobs):
         self.papers[file].content += data
         return None
 
-    async def keep_file(self, file: File) -> None:
-        paper = self.papers[file.id]
+    async def keep_file(self, file: File) -> Declined | None:
+        paper = self.papers.get(file.id)
+        if paper is None or paper.file.until_ns <= file.created_ns:
+            return Declined.NO_FILE
         paper.file, paper.seen = file, True
+        return None
 
     def _seen(self, tenant: str, now: UnixNs) -> list[File]:
         return [
@@ -145,6 +148,8 @@ class NaiveBatches(NaiveJobs):
         ]
         if len(open_) >= self.naive.limits.tenant_batches:
             return Declined.TENANT_BATCHES
+        if not self._room(1):
+            return Declined.STORE_FULL
         self.rows[batch.id] = Row(batch, batch.created_ns)
         return self._progress(batch)
 
@@ -317,6 +322,9 @@ class NaiveBatches(NaiveJobs):
         for row in self.rows.values():
             if row.owner not in alive:
                 row.until = 0
+        for paper in self.papers.values():
+            if not alive and not paper.seen and now < paper.file.until_ns < EVER:
+                paper.file = replace(paper.file, until_ns=now)
         return self.naive.recover(now, alive)
 
     async def purge_files(self, now: UnixNs) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
@@ -167,7 +168,28 @@ async def test_a_tenant_has_so_many_files_and_the_store_so_many_bytes(store: Bat
     assert await store.append(FileId("none"), b"x") in (Declined.NO_FILE, Declined.STORE_FULL)
 
 
+async def test_a_file_that_was_given_up_while_it_came_is_not_there(store: BatchStore) -> None:
+    for ident, purged in (("a", False), ("b", True)):
+        late = paper(ident, until=1)
+        assert await store.open_file(late) is None
+        assert await store.append(late.id, b"x") is None
+        while purged and await store.purge_files(at(1)):
+            pass
+        kept = replace(late, created_ns=at(1), until_ns=at(9))
+        assert await store.keep_file(kept) is Declined.NO_FILE
+        assert await store.file(ACME, late.id, at(1)) is None
+
+
 # Batches ----------------------------------------------------------------------------------------
+
+
+async def test_what_is_left_of_the_store_is_not_for_batches_either(store: BatchStore) -> None:
+    await filed(store, paper("in"))
+    size = MIB
+    while size:
+        if await store.append(FileId("in"), bytes(size)) is Declined.STORE_FULL:
+            size //= 2
+    assert await store.put_batch(batch("b")) is Declined.STORE_FULL
 
 
 async def test_a_batch_is_made_of_its_tenants_own_file(store: BatchStore) -> None:
@@ -241,6 +263,14 @@ async def test_each_line_is_answered_once_in_the_file_that_is_right(store: Batch
     assert await store.take_batch("one", at(999), at(200)) is None
 
 
+@pytest.mark.parametrize("body", [b'{"a":"\xff"}', b"[" * 100_000, b"", b'{"a":1} 2'])
+async def test_whatever_an_engine_said_is_one_line_of_json(store: BatchStore, body: bytes) -> None:
+    await begun(store, lines=1)
+    await worked(store, "job_b_0", State.DONE, 1, body)
+    (line,) = await lines(store, (await closing(store, 2)).output_file)
+    assert line["response"]["body"] == body.decode("utf-8", "replace")
+
+
 async def test_answers_of_a_batch_are_kept_until_they_are_written(store: BatchStore) -> None:
     await begun(store)
     await put(store, spec("single", keep=60))
@@ -308,6 +338,36 @@ async def test_what_a_dead_process_held_is_anothers_at_once(store: BatchStore) -
     hold = await taken(store, 1, "two")
     await store.leave_batch(hold)
     assert (await taken(store, 1, "three")).term == 3
+
+
+async def test_files_that_came_to_a_dead_process_are_given_up(store: BatchStore) -> None:
+    await filed(store, paper("whole"))
+    coming = [paper(ident) for ident in ("one", "two")]
+    for one in coming:
+        assert await store.open_file(one) is None
+        assert await store.append(one.id, b"x") is None
+    assert await store.open_file(paper("three", created_ns=at(1))) is Declined.TENANT_FILES
+    await store.recover(at(1), frozenset({"alive"}))
+    assert await store.keep_file(replace(coming[0], created_ns=at(1))) is None
+    await store.recover(at(1), frozenset())
+    assert await store.keep_file(replace(coming[1], created_ns=at(1))) is Declined.NO_FILE
+    while await store.purge_files(at(1)):
+        pass
+    assert (await store.kept()).files == 2
+    assert await store.open_file(paper("three", created_ns=at(1))) is None
+
+
+async def test_answers_that_are_being_written_outlive_a_dead_process(store: BatchStore) -> None:
+    await begun(store, lines=2 * STEP_JOBS, deadline=10)
+    while (await store.sweep(at(10))).more:
+        pass
+    hold = await taken(store, 10)
+    await store.write_out(hold, (FileId("out"), FileId("err")), at(10))
+    await store.recover(at(11), frozenset())
+    while await store.purge_files(at(9_999)):
+        pass
+    over = await closing(store, 12)
+    assert len(await lines(store, over.error_file)) == 2 * STEP_JOBS
 
 
 async def test_where_there_is_no_room_lines_wait(store: BatchStore) -> None:

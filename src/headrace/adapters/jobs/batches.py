@@ -85,11 +85,14 @@ class BatchTables(Tables, FileTables):
             query = "select count(*) from batch where tenant = ? and kept_until_ns is null"
             if self._one(query, batch.tenant)[0] >= self._limits.tenant_batches:
                 return Declined.TENANT_BATCHES
+            packed = _pack(batch)
+            if not self._has_room(len(packed)):
+                return Declined.STORE_FULL
             named = (batch.id, batch.tenant, batch.key, batch.input_file, batch.stage)
             self._sql.execute(
                 "insert into batch (id, tenant, key, input, stage, reads, lines_left, term, turn_ns,"
                 " packed) values (?, ?, ?, ?, ?, 1, 0, 0, ?, ?)",
-                (*named, batch.created_ns, _pack(batch)),
+                (*named, batch.created_ns, packed),
             )
         return Progress(batch=batch, completed=0, failed=0)
 
@@ -308,8 +311,10 @@ class BatchTables(Tables, FileTables):
     # Time ------------------------------------------------------------------------------------
 
     def recover(self, now: UnixNs, alive: frozenset[str]) -> Swept:
-        """See `JobStore`; batches of those that are gone are given back too."""
+        """See `JobStore`; batches of those that are gone are given back too, files that came to them given up."""
         with self._transaction():
+            if not alive:
+                self._give_up(now)
             query = (
                 "select distinct owner from batch where kept_until_ns is null and owner is not null"
             )

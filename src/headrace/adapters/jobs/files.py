@@ -69,16 +69,26 @@ class FileTables(Rows):
         self._sql.execute("update file set bytes = ? where seq = ?", values)
         return True
 
-    def keep_file(self, file: File) -> None:
+    def keep_file(self, file: File) -> Declined | None:
         """See `BatchStore`."""
         with self._transaction(told=True):
-            self._keep(file)
+            return None if self._keep(file) else Declined.NO_FILE
 
-    def _keep(self, file: File) -> None:
-        self._sql.execute(
-            "update file set state = 'kept', name = ?, created_ns = ?, until_ns = ? where id = ?",
-            (file.name, file.created_ns, file.until_ns, file.id),
+    def _keep(self, file: File) -> bool:
+        """Have a file be seen; one that was given up meanwhile is not: some of it may be gone already."""
+        query = (
+            "update file set state = 'kept', name = ?, created_ns = ?, until_ns = ?"
+            " where id = ? and until_ns > ?"
         )
+        values = (file.name, file.created_ns, file.until_ns, file.id, file.created_ns)
+        return self._sql.execute(query, values).rowcount > 0
+
+    def _give_up(self, now: UnixNs) -> None:
+        """Give up all that is still coming: whoever took it is gone."""
+        query = (
+            "update file set until_ns = ? where state = 'open' and until_ns > ? and until_ns < ?"
+        )
+        self._sql.execute(query, (now, now, _EVER))
 
     def file(self, tenant: TenantId, file: FileId, now: UnixNs) -> File | None:
         """See `BatchStore`."""

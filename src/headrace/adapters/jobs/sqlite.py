@@ -167,8 +167,8 @@ class SqliteJobs:
     async def append(self, file: FileId, data: bytes) -> Declined | None:
         return await self._do(lambda: self._tables.append(file, data))
 
-    async def keep_file(self, file: File) -> None:
-        await self._do(lambda: self._tables.keep_file(file))
+    async def keep_file(self, file: File) -> Declined | None:
+        return await self._do(lambda: self._tables.keep_file(file))
 
     async def file(self, tenant: TenantId, file: FileId, now: UnixNs) -> File | None:
         return await self._do(lambda: self._tables.file(tenant, file, now))

@@ -26,6 +26,8 @@ _READERS: dict[Route, Callable[[bytes, bool], Asked]] = {
 _KEY = "`key` in `$"
 """How a key is blamed: here its object is."""
 _MISSING = "Object missing required field `"
+_REPEATING = ("Invalid enum value", "Object contains unknown field")
+"""Words after which something of the caller's own follows, as long as it likes."""
 
 
 def read(route: Route, content: bytes) -> Asked:
@@ -52,9 +54,10 @@ def taken(route: Route, content: bytes) -> tuple[Asked, bytes]:
 
 
 def blame(text: str) -> InvalidError:
-    """Return the error of a body by msgspec's words, which tell types and places and no free text."""
+    """Return the error of a body by msgspec's words: types and places, and nothing of what was in it."""
     message, _, place = text.replace(_KEY, "`$").partition(" - at `$")
     place = place.rstrip("`").removeprefix(".")
+    message = next((words for words in _REPEATING if message.startswith(words)), message)
     if message.startswith(_MISSING):
         field = message.removeprefix(_MISSING).rstrip("`")
         place = f"{place}.{field}" if place else field

@@ -27,6 +27,8 @@ class Message(Struct):
     content: Content = None
     tool_calls: Raw = Raw()
     function_call: Raw = Raw()
+    annotations: Raw = Raw()
+    """What an earlier answer cites."""
     headrace: Mark | None = None
 
 
@@ -82,5 +84,6 @@ def read(content: bytes, marked: bool) -> Asked:
 
 
 def _turn(message: Message) -> Turn:
-    called = not (is_empty(message.tool_calls) and is_empty(message.function_call))
-    return turn(message.role, message.headrace, message.content, is_free=not called)
+    held = (message.tool_calls, message.function_call, message.annotations)
+    is_free = all(map(is_empty, held))
+    return turn(message.role, message.headrace, message.content, is_free=is_free)

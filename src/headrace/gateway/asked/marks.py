@@ -49,8 +49,11 @@ class Marked(Protocol):
 
     type: str | None
     headrace: Mark | None
-    citations: Raw
-    """Where answers cite it, or it cites others, by number: then no number may change."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it stays though it is marked: it is cited by number or cites others, or there is evidence in it."""
+        ...
 
 
 class Turn(Struct, frozen=True):
@@ -148,7 +151,7 @@ def _mark(part: str | Marked) -> Mark | None:
 
 
 def _can_go(part: str | Marked) -> bool:
-    return isinstance(part, str) or (part.type in _KINDS and is_empty(part.citations))
+    return isinstance(part, str) or (part.type in _KINDS and not part.stays)
 
 
 class Spans:

@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
 from headrace.gateway.asked.fields import Answered, Count, cap, features
-from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, ranks, turn
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
 from headrace.ports.engine import Route
@@ -39,6 +39,19 @@ class Block(Struct):
     content: "Content" = None
     citations: Raw = Raw()
     headrace: Mark | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has citations, or a block within it does or was marked as what must stay."""
+        source = self.source.content if isinstance(self.source, Source) else None
+        return not is_empty(self.citations) or _has_evidence(self.content) or _has_evidence(source)
+
+
+def _has_evidence(content: "Content") -> bool:
+    if isinstance(content, Block):
+        is_evidence = content.headrace is not None and content.headrace.rank is None
+        return is_evidence or content.stays
+    return isinstance(content, list) and any(map(_has_evidence, content))
 
 
 Content = str | list[str | Block] | Block | None

@@ -3,7 +3,7 @@
 from msgspec import Raw, Struct
 
 from headrace.gateway.asked import media
-from headrace.gateway.asked.marks import Mark, Spans
+from headrace.gateway.asked.marks import Mark, Spans, is_empty
 from headrace.gateway.asked.prompt import Prompt
 
 
@@ -44,8 +44,15 @@ class Part(Struct):
     file_data: str | None = None
     file_url: str | None = None
     file_id: str | None = None
+    annotations: Raw = Raw()
+    """What an earlier answer cites, in OpenAI's words; the next in Anthropic's."""
     citations: Raw = Raw()
     headrace: Mark | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has citations."""
+        return not (is_empty(self.annotations) and is_empty(self.citations))
 
 
 Content = str | list[str | Part] | None

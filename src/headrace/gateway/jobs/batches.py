@@ -14,7 +14,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, edge
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.http import read_body
-from headrace.gateway.intake import LASTING, Intake, RefusedError, invalid
+from headrace.gateway.intake import Intake, RefusedError, invalid
 from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.desk import asked
 from headrace.gateway.jobs.dispatcher import Dispatcher
@@ -127,7 +127,6 @@ class BatchDesk:
         if expires is not None:
             keep_ns = expires_ns(expires.anchor, expires.seconds)
         now = self._now()
-        headers = [(name, exchange.told[name]) for name in LASTING if name in exchange.told]
         return Batch(
             id=BatchId("batch_" + secrets.token_urlsafe(_ID_BYTES)),
             tenant=tenant,
@@ -135,7 +134,7 @@ class BatchDesk:
             endpoint=Route(told.endpoint),
             input_file=FileId(told.input_file_id),
             window=told.completion_window,
-            headers=tuple((name.decode(), value.decode("latin-1")) for name, value in headers),
+            headers=self._intake.lasting(exchange.told),
             metadata=told.metadata,
             key=idempotency_key(exchange.scope["headers"]),
             created_ns=now,

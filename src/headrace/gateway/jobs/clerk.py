@@ -10,6 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from hashlib import blake2b
 
 from msgspec.structs import replace
 
@@ -48,12 +49,13 @@ class _LostError(Exception):
     """Another process has the batch, or none may go on with it now."""
 
 
-def _check_name(line: Line, named: set[str]) -> None:
-    """Refuse a line that is called as one before it."""
-    if line.custom_id in named:
+def _check_name(line: Line, named: set[bytes]) -> None:
+    """Refuse a line that is called as one before it; of names, which may be long, only hashes are held."""
+    name = blake2b(line.custom_id.encode(), digest_size=16).digest()
+    if name in named:
         message = "An earlier line has the same custom_id."
         raise FaultError("duplicate_custom_id", message, "custom_id")
-    named.add(line.custom_id)
+    named.add(name)
 
 
 async def _breathe() -> None:
@@ -125,14 +127,13 @@ class Clerk:
 
     async def _work(self) -> None:
         while True:
-            try:
+            with suppress(JobStoreError):  # told by the store, and tried again
                 while self._may() and await self._step():
                     pass
+            with suppress(JobStoreError):  # in a full store this makes the room for such a step
                 while await self._store.purge_files(self._wall()):
                     pass
                 self.kept = await self._store.kept()
-            except JobStoreError:
-                pass  # told by the store, and tried again
             await self._pause()
 
     def _may(self) -> bool:
@@ -174,7 +175,7 @@ class Clerk:
         batch, lines = hold.batch, 0
         errors: list[LineError] = []
         known: dict[str, FaultError | None] = {}
-        named: set[str] = set()
+        named: set[bytes] = set()
         async with aclosing(self._lines(hold, 0)) as found:
             async for content, _end in found:
                 lines += 1

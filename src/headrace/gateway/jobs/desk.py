@@ -116,6 +116,8 @@ class Desk:
         spec = settings.classes.get(settings.class_of(taken.request.slo_class, tenant))
         if taken.request.stream or spec is None or spec.degrade is None or not spec.degrade.defer:
             return None
+        told = {name: letter.told[name] for name in LASTING if name in letter.told}
+        letter = replace(letter, told=told)  # the exchange lets go of its own meanwhile
         return partial(self._keep, exchange, letter, taken, self._window_ns(spec))
 
     async def _keep(

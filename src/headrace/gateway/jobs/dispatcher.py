@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 from msgspec import Struct
@@ -23,7 +24,15 @@ from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
 from headrace.ports.clock import Clock
 from headrace.ports.job import BatchId, JobId, JobSpec, Lease, State, UnixNs
-from headrace.ports.jobs import ClaimAsk, Ending, JobStore, JobStoreError, Renewal, Tally
+from headrace.ports.jobs import (
+    SWEEP_MAX,
+    ClaimAsk,
+    Ending,
+    JobStore,
+    JobStoreError,
+    Renewal,
+    Tally,
+)
 from headrace.units import MIB, NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
 
 T = TypeVar("T")
@@ -313,20 +322,22 @@ class Dispatcher:
         """Renew leases, and see to what time and other processes do."""
         nth, renewed_at = 0, self._clock.now()
         while True:
-            try:
-                await self._look_after(purge=nth % _PURGE_EVERY == 0)
-                if self._clock.now() - renewed_at >= self._lease_ns // _RENEWALS - KEEP_NS:
-                    renewed_at = self._clock.now()
+            # Its troubles are told by the store, and what failed is tried again: none keeps the next from its turn.
+            if self._clock.now() - renewed_at >= self._lease_ns // _RENEWALS - KEEP_NS:
+                with suppress(JobStoreError):
                     await self._renew()
-            except JobStoreError:
-                pass  # told by the store, and tried again
+                    renewed_at = self._clock.now()
+            if nth % _PURGE_EVERY == 0:
+                with suppress(JobStoreError):  # in a full store this makes the room for all others
+                    while await self._store.purge(self._wall()) == SWEEP_MAX:
+                        pass
+            with suppress(JobStoreError):
+                await self._look_after()
             nth += 1
             await self._pause(KEEP_NS)
 
-    async def _look_after(self, *, purge: bool) -> None:
+    async def _look_after(self) -> None:
         swept = await self._store.sweep(self._wall())
-        if purge:
-            await self._store.purge(self._wall())
         if swept.expired or swept.failed or swept.cancelled:
             self.gone(None)
         tallies = tuple(await self._store.counts())

@@ -38,8 +38,9 @@ FORM_BYTES = 65_536
 """What a form may have beside its file."""
 EXPIRES_S = range(3_600, 2_592_001)
 """How long a caller may have a file kept, in seconds: as in OpenAI's API."""
-_COMING_NS = 3_600 * NS_PER_S
-"""When a file that is still coming is given up: its process must have died."""
+_SPARE_S = 3_600
+"""How much longer than the slowest caller may take a file is still believed to be coming: then its process must
+have died."""
 _EXPIRES = "expires_after"
 
 
@@ -54,6 +55,8 @@ class FileDesk:
         self._keep_ns = DurationNs(round(spec.keep_s * NS_PER_S))
         self._bytes_max = spec.file_mib * MIB + FORM_BYTES
         self._patience_s = server.header_timeout_s
+        whole_s = self._patience_s * (self._bytes_max // MIB + 1)
+        self._coming_ns = round((_SPARE_S + whole_s) * NS_PER_S)
         self._line_bytes_max = server.body_limit_bytes + ENVELOPE_BYTES
 
     def acts(self, path: str) -> Acts | None:
@@ -79,7 +82,7 @@ class FileDesk:
             purpose=Purpose.BATCH,
             name="",
             created_ns=now,
-            until_ns=UnixNs(now + _COMING_NS),
+            until_ns=UnixNs(now + self._coming_ns),
         )
         try:
             form = Form(exchange.header(b"content-type") or b"")
@@ -117,7 +120,7 @@ class FileDesk:
         until = UnixNs(now + keep_ns)
         changed = {"name": name, "bytes": size, "created_ns": now, "until_ns": until}
         file = msgspec.structs.replace(file, **changed)
-        await asked(self._store.keep_file(file))
+        taken(await asked(self._store.keep_file(file)))
         return file
 
     def _kept_ns(self, form: Form) -> DurationNs:

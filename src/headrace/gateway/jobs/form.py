@@ -30,6 +30,7 @@ class Form:
         self.name: str | None = None
         """What the file is called; None: it has not come yet."""
         self._part: str | None = None
+        self._parts = 0
         self._header = (bytearray(), bytearray())
         self._disposition = b""
         self._value, self._file = bytearray(), bytearray()
@@ -69,6 +70,9 @@ class Form:
         return self.name
 
     def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > _FIELDS_MAX:
+            raise InvalidError(f"The form has more than {_FIELDS_MAX} fields.")
         self._disposition, self._part = b"", None
         self._value.clear()
 
@@ -93,8 +97,6 @@ class Form:
                 raise InvalidError("There are two files.", FILE)
             told = options.get(b"filename", b"").decode("utf-8", "replace")
             self.name = told[:_NAME_MAX] or FILE
-        elif len(self.fields) >= _FIELDS_MAX:
-            raise InvalidError(f"The form has more than {_FIELDS_MAX} fields.")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._part == FILE:
