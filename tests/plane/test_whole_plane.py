@@ -108,12 +108,17 @@ def _without(**changes: Any) -> PlaneConfig:
 
 LADDERS: dict[str, Any] = {
     "classes": (
-        replace(CLASSES[0], degrade=LadderSpec(level=3, model="n", keep=1, defer=True)),
+        replace(
+            CLASSES[0],
+            ttft_ms=300.0,
+            degrade=LadderSpec(level=3, model="n", keep=1, defer=True),
+        ),
         replace(CLASSES[1], degrade=LadderSpec(level=1, output_part=0.01)),
         *CLASSES[2:],
     ),
     "tenants": tuple(replace(one, degrade=3) for one in TENANTS),
 }
+FREE = tuple(TenantSpec(name=one.name, degrade=3) for one in TENANTS)
 CONFIGS = (
     BASE,
     _without(admission=Gates()),
@@ -136,6 +141,7 @@ CONFIGS = (
     _without(tenants=tuple(TenantSpec(name=one.name) for one in TENANTS)),
     _without(tenants=tuple(replace(one, tpm_limit=500, rpm_limit=1) for one in TENANTS)),
     _without(**LADDERS, admission=Gates()),
+    _without(**(LADDERS | {"tenants": FREE}), admission=Gates()),
     _without(**LADDERS),
     _without(**LADDERS, admission=Gates(modes=Modes(budget=Mode.AUDIT, memory=Mode.AUDIT))),
 )
@@ -147,7 +153,9 @@ class WholePlane(RuleBasedStateMachine):
     """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
 
     @initialize(
-        first=st.one_of(st.sampled_from((*CONFIGS[:4], *CONFIGS[-3:] * 2)), trees.grown(BASE)),
+        first=st.one_of(
+            st.sampled_from((*CONFIGS[:4], *CONFIGS[-4:], *CONFIGS[-4:-2] * 2)), trees.grown(BASE)
+        ),
         pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3),
     )
     def begin(self, first: PlaneConfig, pools: list[str]) -> None:
