@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.schema import FileTokenizerSpec, TokenCountsSpec
 from headrace.gateway.asked import Asked, read
@@ -271,6 +272,76 @@ async def test_nothing_is_counted_of_a_request_that_a_limit_refuses(
     gateway.ask(messages=[{"role": "user", "content": "and again"}], max_tokens=4)
     await turns()
     assert len(counter.asked) == 2, "once the limit lets it in, it is counted again"
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"rpm_limit": 1},
+        {"rpm_limit": 1, "tpm_limit": 8_000},
+        {
+            "budgets": (
+                WindowSpec(unit=Unit.REQUESTS, per=Per.DAY, hard=1),
+                WindowSpec(unit=Unit.TOKENS, per=Per.DAY, hard=8_000),
+            )
+        },
+    ],
+)
+async def test_nobody_is_refused_for_good_by_an_estimate(limits: dict[str, Any]) -> None:
+    """Its prompt fits, though its bytes look too long: it may come again, and is told when."""
+    counter = Obedient()
+    config = deployment(tenants=(TenantSpec(name="free", **limits),))
+    models = (
+        replace(config.models[0], context_limit=8_192, output_limit=1_024),
+        *config.models[1:],
+    )
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=replace(config, models=models),
+    )
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(10)
+    await turns()
+    wordy = [{"role": "user", "content": "y" * 40_000}]
+    again = gateway.ask(
+        messages=wordy, max_tokens=4, headers={"x-llm-d-inference-fairness-id": "x"}
+    )
+    await turns()
+    counter.say(5_000)
+    refused = await again.done()
+    assert refused.status == 429
+    assert refused.error["headrace"]["retryable"] is True
+    assert int(refused.headers["retry-after"]) >= 1
+    assert arrived(gateway)[-1].input_tokens == 5_000
+    assert gateway.app.ignored == {"fairness": 1}, "and heard once"
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    engine.end()
+    gateway.finish()
+
+
+async def test_what_costs_nothing_is_looked_at_though_the_budget_is_at_its_end() -> None:
+    """A budget that is used up to the last cent refuses nobody who needs none of it."""
+    counter = Obedient()
+    budget = WindowSpec(unit=Unit.USD, per=Per.DAY, hard=1e-9)
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=deployment(tenants=(TenantSpec(name="free", budgets=(budget,)),)),
+    )
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(10)
+    await turns()
+    (request,) = arrived(gateway)
+    assert (request.input_tokens, request.input_revision) == (10, "obedient")
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    assert len(engine.calls) == 1
+    engine.end()
     gateway.finish()
 
 

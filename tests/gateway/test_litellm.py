@@ -296,8 +296,9 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ("generate", {"team_id": "nope"}, 400, "invalid_value", "unknown tenant `nope`"),
         ("generate", {"team_id": "free", "rpm_limit": 1}, 400, "invalid_value", "rpm_limit"),
         ("generate", {"key_alias": "free"}, 400, "invalid_value", "`free` is already"),
-        ("generate", {"key_alias": "a b"}, 400, "invalid_value", "name"),
-        ("generate", {"key_alias": 7}, 400, "invalid_value", "name"),
+        ("generate", {"key_alias": "a b"}, 400, "invalid_value", "`$.key_alias`"),
+        ("generate", {"key_alias": 7}, 400, "invalid_value", "`$.key_alias`"),
+        ("generate", {"team_id": 7}, 400, "invalid_value", "`$.team_id`"),
         *(
             ("generate", {name: value}, 400, "invalid_value", name.removeprefix("key_"))
             for name in ("tpm_limit", "rpm_limit", "max_parallel_requests")
@@ -310,7 +311,7 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ),
         *(
             ("generate", {name: value}, 400, "invalid_value", said)
-            for name, said in (("key_alias", "name"), ("team_id", "tenant"))
+            for name, said in (("key_alias", "`$.key_alias`"), ("team_id", "`$.team_id`"))
             for value in (*EMPTY, [], "a\n", "a\n\n", "\na")
         ),
         ("generate", {"team_id": "free", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),

@@ -14,7 +14,9 @@ from headrace.plane.levels import Inflow, Standing
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.degrade.level import Degrading
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.units import NS_PER_S, InstantNs, Tokens
+from tests.plane import invariants
 from tests.plane.scenes import H100, MODEL, MS, Driver, S, config, small
 
 PARTS = (Tokens(3_000), Tokens(2_000), Tokens(1_000))
@@ -260,6 +262,26 @@ def test_the_smaller_model_answers_from_its_own_pool() -> None:
     row = made.rows()[-1]
     assert (row.model, row.level) == ("small", 3)
     assert made.plane.state.models[ModelName("small")].backlog.size == 0
+
+
+@pytest.mark.parametrize(("told", "limit"), [(None, 30), (400, 200), (40, 20)])
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_the_smaller_model_keeps_the_output_budget_that_it_has(
+    told: int | None, limit: int, part: float
+) -> None:
+    """Whoever named no limit gets no more of it for having asked for another model."""
+    budget = OutputBudget(tokens=900, models={"small": 30})
+    spec = TWO["spec"] | {"output_part": part}
+    made = Driver(ladder(**(TWO | {"spec": spec}), output_budget=budget))
+    made.up("small-0", "q")
+    crowd(made)
+    asked(made, optional=LITTLE, max_output=told)
+    decision = made.entries()[-1].decision
+    assert isinstance(decision, Degrade)
+    assert decision.lesser.model == "small"
+    kept = limit if told is None or part < 1 else told
+    assert (decision.max_output, made.sent()[-1].output_limit) == (kept, kept)
+    invariants.hold(made.plane, made.now)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ HOUR_TOKENS = spent(Unit.TOKENS, Per.HOUR, 1_480, 9_000, 10_000)
 MINUTE_TOKENS = spent(Unit.TOKENS, Per.MINUTE, 1_480, 9_000, 10_000, wait_ns=9 * S)
 BUDGET_FAULTS += [
     (within(HOUR_TOKENS, parallel_left=0), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
-    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, S),
+    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, 9 * S),
     (within(MINUTE_TOKENS), Reason.BUDGET_RATE, 1_480, 1_000, 9 * S),
     (within(MINUTE_TOKENS, HOUR_TOKENS), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
     (
@@ -186,6 +186,33 @@ def test_both_buckets_must_have_refilled_before_a_repeat_can_succeed() -> None:
         tokens_wait_ns=40 * S,
     )
     assert rejected({"budget": facts}).retry_after_ns == 40 * S
+
+
+_WAIT = st.integers(1, 10**6).map(lambda ms: ms * MS)
+
+
+@given(
+    bucket=st.none() | _WAIT,
+    ends=st.none() | _WAIT,
+    windows=st.lists(st.tuples(st.sampled_from(list(Per)), _WAIT), max_size=3),
+)
+def test_nobody_is_asked_again_before_every_balance_allows_it(
+    bucket: int | None, ends: int | None, windows: list[tuple[Per, int]]
+) -> None:
+    """Whichever of them is named: who came back when it allows it would be refused by the next."""
+    waits = [*(one for one in (bucket, ends) if one is not None), *(wait for _, wait in windows)]
+    told: dict[str, Any] = {
+        "windows": tuple(spent(Unit.TOKENS, per, 2, 9, 10, wait_ns=wait) for per, wait in windows)
+    }
+    if bucket is not None:
+        told |= {"tokens_left": 0, "tokens_limit": 2_000, "tokens_wait_ns": bucket}
+    if ends is not None:
+        told |= {"parallel_left": 0, "parallel_limit": 1, "ends_wait_ns": ends}
+    if not waits:
+        return
+    again = rejected({"budget": budget(**told)}).retry_after_ns
+    assert again is not None
+    assert again >= max(waits)
 
 
 def test_the_budget_verdict_of_who_passes_shows_what_is_left() -> None:
@@ -281,8 +308,10 @@ def test_steps_are_short_enough_again_once_so_many_streams_have_ended() -> None:
 
 def test_too_many_at_once_may_come_when_their_own_are_over() -> None:
     for reason in (Reason.CONCURRENCY, Reason.SESSIONS):
-        assert retry_after(reason, entry(budget=budget(ends_wait_ns=7 * S)), 0) == 7 * S
-        assert retry_after(reason, entry(), 0) == S
+        full: dict[str, Any] = {"parallel_left": 0, "sessions_left": 0}
+        late = budget(ends_wait_ns=7 * S, **full)
+        assert retry_after(reason, entry(budget=late), 0) == 7 * S
+        assert retry_after(reason, entry(budget=budget(**full)), 0) == S
 
 
 @pytest.mark.parametrize("slack", [0, 1])

@@ -18,6 +18,7 @@ from headrace.cli.out import show as written
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.gateway.steward import Applied, Revision
 from headrace.gateway.wanted import PREVIOUS
+from headrace.policy.catalog import POLICY
 
 _PATH = "/policy"
 _PLANE = "deployment."
@@ -157,6 +158,9 @@ def _values(settings: tuple[str, ...]) -> dict[str, Any]:
         steps = path.removeprefix(_PLANE).split(".", _DEPTH)
         if not (equals and all(steps) and one.isprintable()):
             raise ConfigError([Fault(Origin(f"setting {path}"), "give PATH=VALUE")])
+        if steps[0] not in POLICY:
+            why = f"no part of the policy: {', '.join(POLICY)}"
+            raise ConfigError([Fault(Origin(f"setting {path}"), why)])
         place = values
         for step in steps[:-1]:
             place = place.setdefault(step, {})

@@ -13,6 +13,7 @@ from headrace.gateway.asked import Asked, InvalidError, taken
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
+from headrace.gateway.limits import is_too_large
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNK_TOKENS, identities
 from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.ids import ClassName, ModelName, TenantId
@@ -95,13 +96,23 @@ class Intake:
         asked, body = _read(letter.route, letter.body)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
+        counted, slo_class = self._counting, self.objective(letter.told, letter.tenant)
         if self._driver.turns_away(letter.tenant):  # cheap checks first: nobody looks at its prompt
-            return self._understood(letter, replace(asked, prompt=b""), body, None)
-        counted = self._counting
+            bare = replace(asked, prompt=b"")
+            rough = self._understood(letter, bare, body, None, slo_class)
+            if counted is None or not is_too_large(self._driver.plane, rough.request):
+                return rough
         count = None if counted is None else await counted.count(asked, body)
-        return self._understood(letter, asked, body, count)
+        return self._understood(letter, asked, body, count, slo_class)
 
-    def _understood(self, letter: Letter, asked: Asked, body: bytes, count: Count | None) -> Taken:
+    def _understood(
+        self,
+        letter: Letter,
+        asked: Asked,
+        body: bytes,
+        count: Count | None,
+        slo_class: ClassName | None,
+    ) -> Taken:
         tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
         revision = BY_BYTES if margin or text is not None else GIVEN
         if count is not None:
@@ -116,8 +127,7 @@ class Intake:
             if replay_input is not None:
                 tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
-        wished = _wished(letter)
-        ttft_ms, tpot_ms = _number(told, *_TTFT), _number(told, *_TPOT)
+        wished, ttft_ms, tpot_ms = _wished(letter), _number(told, *_TTFT), _number(told, *_TPOT)
         request = Request(
             id=self._driver.mint(),
             tenant=tenant,
@@ -129,7 +139,7 @@ class Intake:
             max_output=asked.output_cap,
             user=self._user(tenant, told.get(USER), asked.user),
             session=self._session(tenant, wished.session),
-            slo_class=self.objective(told, tenant),
+            slo_class=slo_class,
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
             prefix_kept=min(len(prefix), asked.options.begin // CHUNK_BYTES),

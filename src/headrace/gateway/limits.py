@@ -11,8 +11,10 @@ from msgspec import Struct
 from headrace.gateway.durations import written
 from headrace.gateway.errors import Headers
 from headrace.model.budget import NOTHING, Unit, written_amount
+from headrace.model.decision import Reason
 from headrace.model.evidence import WindowFacts
 from headrace.model.ids import TenantId
+from headrace.model.request import Request
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Bucket, Quota, window_facts
 from headrace.units import DurationNs, InstantNs
@@ -29,7 +31,7 @@ class Balance(Struct, frozen=True, kw_only=True):
 
 
 def turned_away(plane: Plane, tenant: TenantId, now: InstantNs) -> bool:
-    """Return whether the plane refuses whatever a tenant asks for at this instant, however little.
+    """Return whether the plane refuses whatever a tenant asks for at this instant, however little and cheap.
 
     Nothing of such a request need be counted: the plane refuses it by its own books, as any other.
     """
@@ -42,8 +44,30 @@ def turned_away(plane: Plane, tenant: TenantId, now: InstantNs) -> bool:
         return True
     buckets = any(one.remaining < 1 for _, one in _buckets(plane, tenant, now))
     return buckets or any(
-        one.hard is not None and one.taken >= one.hard for one in budgets(plane, tenant, now)
+        one.hard is not None and one.taken + _LEAST.get(one.unit, 0) > one.hard
+        for one in budgets(plane, tenant, now)
     )
+
+
+_LEAST = {Unit.REQUESTS: 1, Unit.TOKENS: 1}
+"""The least that a request takes of a budget; there are models that cost nothing."""
+
+
+def is_too_large(plane: Plane, request: Request) -> bool:
+    """Return whether a request is refused for its size, and for good, if it is as large as estimated.
+
+    Who only comes too soon is told when to come again; who is told never must have been counted.
+    """
+    quote = plane.quote(request)
+    if quote.verdict.reason is Reason.CONTEXT_TOO_LONG:
+        return True
+    spec, take = plane.settings.tenants.get(request.tenant), quote.take
+    if spec is None:
+        return False
+    if spec.tpm_limit is not None and take.tokens > spec.tpm_limit:
+        return True
+    hard = ((take.of(one.unit), one.hard_amount()) for one in spec.budgets)
+    return any(most is not None and need > most for need, most in hard)
 
 
 def balances(plane: Plane, tenant: TenantId) -> dict[str, Balance]:

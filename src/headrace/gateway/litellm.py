@@ -29,6 +29,8 @@ _LIMITS = (*_PLAIN, *money.NAMES)
 _GENERATE = ("key_alias", "team_id", *_LIMITS)
 _UPDATE = ("key", *_LIMITS)
 _DELETE = ("keys", "key_aliases")
+_WORDS = (("name", "key_alias"), ("tenant", "team_id"))
+"""Our fields by the names that callers know."""
 _NAME_BYTES = 6
 DELETED_MAX = 1_000
 """Keys that one call withdraws. 1,000: every one of them is told in the answer and in the audit."""
@@ -179,4 +181,7 @@ def _as(value: Any, type_: type[T]) -> T:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+        message = str(error)
+        for ours, theirs in _WORDS:
+            message = message.replace(f"`$.{ours}", f"`$.{theirs}")
+        raise ChangeRefusedError(400, "invalid_value", message) from None

@@ -73,6 +73,8 @@ class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):
     max_output: Tokens | None = None
     output_p90: Tokens
     """Predicted: what an answer without a limit is taken to be allowed."""
+    smaller_cap: Tokens | None = None
+    """What the smaller model gives at most where no limit was named; None: no more than at other steps."""
 
 
 class Pressure(Struct, frozen=True, kw_only=True, gc=False):

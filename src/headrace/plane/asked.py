@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from headrace.model.budget import Take
 from headrace.model.decision import Decision, LetIn, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import TenantSpec
@@ -37,7 +36,7 @@ from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
 from headrace.policy.fairness.backlog import waiting_key
 from headrace.policy.fairness.forecast import debt, stake
 from headrace.policy.ordering.orders import FAR, Order, Place
-from headrace.policy.predict.demand import demand, output_limit
+from headrace.policy.predict.demand import demand, take
 from headrace.units import (
     Blocks,
     DurationNs,
@@ -78,7 +77,7 @@ class Asked:
         self.output_cap = ceiling.cap(self.model, slo_class, request.max_output)
         self.demand = demand(request, spec, facts.spec, forecast, self.output_cap)
         self.branches = max(1, request.fan_out)
-        self.take = self._take()
+        self.take = take(request, spec, facts.spec, self.demand, self.output_cap)
         limited_sessions = tenant.max_parallel_sessions is not None
         self.session = (request.session or NO_SESSION) if limited_sessions else None
         self.bounds = settings.bounds[slo_class]
@@ -270,19 +269,6 @@ class Asked:
         if self.demand.kv_blocks <= largest:
             return self.demand
         return replace(self.demand, kv_blocks=largest)
-
-    def _take(self) -> Take:
-        """Return what is reserved: input plus the output the caller allows, else p90; p90 of work."""
-        request, spec, output = self.request, self.spec, self.demand.output_p90
-        if request.max_output is not None:
-            output = output_limit(request, spec, self.facts.spec, self.output_cap)
-        work = self.demand.work_p90_ns
-        tokens = (request.input_tokens + output) * self.branches
-        return Take(
-            tokens=Tokens(tokens),
-            work_ns=work,
-            micro_usd=spec.cost(request.input_tokens, 0, output, self.branches),
-        )
 
     def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
         """Return the work ahead of the queue that it would join."""

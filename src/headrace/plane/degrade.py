@@ -174,16 +174,21 @@ def keep(m: Machine) -> None:
 
 
 def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
-    request = asked.request
+    request, less = asked.request, smaller(m, asked.spec, asked.tenant, asked.slo_class, spec)
+    cap = None
+    if less is not None:
+        budget = m.settings.config.output_budget
+        cap = budget.cap(ModelName(less.name), asked.slo_class, request.max_output)
     return LadderFacts(
         tenant=asked.tenant.degrade,
         caller=request.lowest,
         model=asked.model,
-        smaller=smaller(m, asked.spec, asked.tenant, asked.slo_class, spec) is not None,
+        smaller=less is not None,
         input_tokens=request.input_tokens,
         optional=request.optional,
         max_output=request.max_output,
         output_p90=asked.demand.output_p90,
+        smaller_cap=cap,
     )
 
 

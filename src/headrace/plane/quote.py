@@ -7,6 +7,7 @@ nothing: no event, no decision.
 from msgspec import Struct
 from msgspec.structs import replace
 
+from headrace.model.budget import NOTHING, Take
 from headrace.model.decision import Verdict
 from headrace.model.evidence import ContractFacts
 from headrace.model.ids import ClassName, ModelName
@@ -14,7 +15,7 @@ from headrace.model.request import Request
 from headrace.plane.machine import Machine
 from headrace.plane.stranger import bare_evidence, contract_facts
 from headrace.policy.admission.gates import contract
-from headrace.policy.predict.demand import demand
+from headrace.policy.predict.demand import demand, take
 from headrace.units import Service, Tokens, WorkNs
 
 
@@ -30,6 +31,8 @@ class Quote(Struct, frozen=True, kw_only=True):
     """Predicted output; 0 as well."""
     work_ns: WorkNs = WorkNs(0)
     """Predicted work, p50; 0 as well."""
+    take: Take = NOTHING
+    """What would be reserved of its tenant's limits; nothing as well."""
     verdict: Verdict
     """Of the contract gate, the only one whose word will be the same later on."""
 
@@ -46,7 +49,7 @@ def quote(m: Machine, request: Request) -> Quote:
     if spec is not None and request.text is not None:
         request = settings.config.input_prediction.fit(m.state.inputs, model, request)
     verdict = contract(bare_evidence(request, facts))
-    service, output, work = Service(0), Tokens(0), WorkNs(0)
+    service, output, work, takes = Service(0), Tokens(0), WorkNs(0), NOTHING
     pool = settings.pool_for(model, slo_class)
     if verdict.reason is None and spec is not None and pool is not None:
         prediction = settings.config.prediction
@@ -56,11 +59,13 @@ def quote(m: Machine, request: Request) -> Quote:
         need = demand(request, spec, pool.spec, forecast, cap)
         service = settings.prices[model].service(need.input_tokens, 0, need.output_p50)
         output, work = need.output_p50, need.work_p50_ns
+        takes = take(request, spec, pool.spec, need, cap)
     return Quote(
         slo_class=slo_class,
         model=model,
         service=service,
         output_p50=output,
         work_ns=work,
+        take=takes,
         verdict=verdict,
     )

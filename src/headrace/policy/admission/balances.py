@@ -76,20 +76,34 @@ def _spent(window: WindowFacts) -> Verdict:
 def balanced_after(reason: Reason, facts: BudgetFacts) -> DurationNs | None:
     """Return when the balances allow what they refused; None: never, or it was not for them to refuse.
 
-    A bucket refills, a budget begins anew, a tenant's own requests end.
+    A bucket refills, a budget begins anew, a tenant's own requests end. Where several of them refuse, all
+    must have: who came back after the first would be refused by the next.
     """
-    match reason:
-        case Reason.TOKEN_RATE | Reason.REQUEST_RATE:  # both buckets must have refilled
-            return max(facts.tokens_wait_ns, facts.requests_wait_ns)
-        case Reason.BUDGET_RATE | Reason.QUOTA_SPENT | Reason.BUDGET_SPENT:
-            spent = _spent_longest(facts.windows)
-            return None if spent is None or _never_fits(spent) else spent.wait_ns
-        case Reason.CONCURRENCY if _too_many(facts):
+    if reason not in _BALANCES or _too_many(facts):
+        return None
+    waits = [facts.tokens_wait_ns, facts.requests_wait_ns]
+    if _at_once(facts) is not None:
+        waits.append(at_least_a_second(facts.ends_wait_ns))
+    spent = _spent_longest(facts.windows)
+    if spent is not None:
+        if _never_fits(spent):
             return None
-        case Reason.CONCURRENCY | Reason.SESSIONS:
-            return at_least_a_second(facts.ends_wait_ns)
-        case _:
-            return None
+        waits.append(spent.wait_ns)
+    return max(waits)
+
+
+_BALANCES = frozenset(
+    {
+        Reason.TOKEN_RATE,
+        Reason.REQUEST_RATE,
+        Reason.BUDGET_RATE,
+        Reason.QUOTA_SPENT,
+        Reason.BUDGET_SPENT,
+        Reason.CONCURRENCY,
+        Reason.SESSIONS,
+    }
+)
+"""Refusals by a balance that comes back."""
 
 
 def at_least_a_second(wait: int) -> DurationNs:
