@@ -22,8 +22,8 @@ import msgspec
 from benchmarks import harness
 
 REGISTRY = (
-    "decision", "metrics", "prompt_tokens", "simspeed", "tokens", "overload", "fairwait", "fairness",
-    "swarm", "soak", "gateway", "parity", "live_overload", "live_fairness", "vllm", "vllm_plugin",
+    "decision", "metrics", "prompt_tokens", "simspeed", "capacity", "tokens", "overload", "fairwait", "fairness",
+    "swarm", "soak", "deferred", "gateway", "parity", "live_overload", "live_fairness", "vllm", "vllm_plugin",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""
 

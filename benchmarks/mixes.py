@@ -12,8 +12,8 @@ from benchmarks import tenants
 from benchmarks.doors import open_door, stand
 from benchmarks.engines import Engine, chunked
 from benchmarks.scenes import CHAT as CLASS
-from benchmarks.scenes import bisect
 from headrace.model.ids import TenantId
+from headrace.sim.knee import bisect
 from headrace.trace.builtin import ARXIV, CHAT, REASONING
 from headrace.trace.generate import generate
 from headrace.trace.mix import (

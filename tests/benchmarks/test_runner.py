@@ -1,5 +1,6 @@
 """The benchmark runner: which names it knows, what it prints, writes and returns."""
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -50,6 +51,16 @@ def test_registered_benchmark_without_a_module_is_an_error_before_any_runs(
     out, err = capsys.readouterr()
     assert not out
     assert "benchmarks/unwritten.py is not there" in err
+
+
+def test_pages_name_benchmarks_that_can_be_run() -> None:
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", *root.joinpath("docs").glob("*.md")):
+        text = page.read_text("utf-8")
+        named = re.findall(r"python -m benchmarks ([a-z]\w*)", text)
+        if page.name == "README.md":
+            named += re.findall(r"`benchmarks/(\w+)(?:\.py)?`", text)
+        assert set(named) <= {"all", *runner.REGISTRY}, page.name
 
 
 def test_claims_that_hold_give_exit_status_0(

@@ -9,13 +9,15 @@ import pytest
 from headrace.config.schema import FileTokenizerSpec, TokenCountsSpec
 from headrace.gateway.asked import Asked, read
 from headrace.gateway.counting import Counting
+from headrace.model.budget import Per, Unit, WindowSpec
+from headrace.model.deployment import TenantSpec
 from headrace.model.event import RequestArrived
 from headrace.model.ids import ModelName
 from headrace.model.request import Request
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, UncountedError
 from headrace.units import NS_PER_MS, Tokens
-from tests.gateway.scenes import MODEL, Gateway, reach
+from tests.gateway.scenes import MODEL, Gateway, ObedientEngine, deployment, reach
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -221,6 +223,54 @@ async def test_the_plane_is_told_the_count_and_decisions_tell_who_counted() -> N
     assert (request.input_tokens, request.input_margin) == (70, 0)
     assert request.input_revision == "obedient"
     assert request.text is not None, "it teaches what an estimate will go by"
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "reason"),
+    [
+        ({"rpm_limit": 1}, "rate_limit_exceeded", "request_rate"),
+        ({"tpm_limit": 2_500}, "rate_limit_exceeded", "token_rate"),
+        ({"max_parallel_requests": 1}, "concurrency_limit_exceeded", "concurrency"),
+        (
+            {"budgets": (WindowSpec(unit=Unit.TOKENS, per=Per.HOUR, hard=2_500),)},
+            "insufficient_quota",
+            "quota_spent",
+        ),
+    ],
+)
+async def test_nothing_is_counted_of_a_request_that_a_limit_refuses(
+    limits: dict[str, Any], code: str, reason: str
+) -> None:
+    """Rate and concurrency are looked at first (trap 8); the plane refuses it all the same."""
+    counter = Obedient()
+    tenants = (TenantSpec(name="free", **limits),)
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=deployment(tenants=tenants),
+    )
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(2_496)
+    await turns()
+    long = [{"role": "user", "content": "y" * 9_000}]
+    refused = await gateway.ask(messages=long, max_tokens=4).done()
+    assert (refused.status, refused.error["code"]) == (429, code)
+    assert refused.error["headrace"]["reason"] == reason
+    assert refused.error["headrace"]["decision_id"] == 3, "a decision like any other"
+    assert len(counter.asked) == 1, "nobody counted it"
+    request = arrived(gateway)[-1]
+    assert (request.input_revision, request.prefix) == ("bytes-4", ())
+    assert now_ms() == 0, "nor waited for a count"
+    await reach(gateway.clock, 3_600_000)
+    engine.end()
+    await turns()
+    gateway.ask(messages=[{"role": "user", "content": "and again"}], max_tokens=4)
+    await turns()
+    assert len(counter.asked) == 2, "once the limit lets it in, it is counted again"
     gateway.finish()
 
 

@@ -107,6 +107,7 @@ def quotas_are_their_holds(state: PlaneState) -> None:
         assert (quota.reserved, quota.parallel) == (total["tokens"], total["parallel"])
         assert (quota.reserved_work_ns, quota.reserved_micro_usd) == (total["work"], total["usd"])
         assert quota.sessions == sessions[tenant]
+        assert quota.ends.keys() <= state.ledger.holds.keys()
         assert all(window.used >= 0 for window in quota.windows)
     for shares in state.ledger.shares.values():
         assert all(value >= 0 for value in shares.counters.values())
@@ -210,11 +211,13 @@ def places(plane: Plane, live: Live, now: InstantNs) -> list[str]:
 def tallies_add_up(state: PlaneState) -> None:
     live: Counter[tuple[str, str]] = Counter()
     for one in state.live.values():
-        live[one.request.tenant, one.slo_class] += 1
+        if not one.request.deferred or one.attempt is not None:
+            live[one.request.tenant, one.slo_class] += 1
     for tenant, by_class in state.accounts.tallies.items():
         for slo_class, tally in by_class.items():
             turned = sum(tally.rejected.values()) + tally.left_before
-            assert tally.offered == tally.admitted + turned
+            entered = tally.admitted - tally.taken_up + tally.deferred
+            assert tally.offered == entered + turned
             over = sum(tally.outcomes.values())
             assert tally.admitted == over + live[tenant, slo_class]
             assert tally.met <= tally.outcomes.get("success", 0)  # type: ignore[call-overload]
@@ -232,6 +235,7 @@ def over(plane: Plane) -> None:
         assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel
         assert not quota.sessions
+        assert not quota.ends
     for known in state.models.values():
         assert not known.backlog.size
         assert not known.backlog.work_ns

@@ -30,6 +30,7 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ShutDown,
     TimerDue,
@@ -253,6 +254,7 @@ class WholePlane(RuleBasedStateMachine):
                 "ttl_ns": st.sampled_from((None, 1, 10**18)),
                 "user": st.sampled_from(trees.USERS),
                 "session": st.sampled_from((None, "s", "t", "u")),
+                "deferred": st.sampled_from((False, False, True)),
             }
         )
     )
@@ -270,6 +272,15 @@ class WholePlane(RuleBasedStateMachine):
         }
         self.tell(RequestArrived(Request(id=request, **chunks, **asked)))
         assert request in self.over or request in self.plane.state.live
+
+    @rule(
+        tenant=st.sampled_from(("a", "b", "stranger")),
+        model=st.sampled_from(("m", "old", "unknown")),
+        slo_class=st.sampled_from((None, "batch", "odd")),
+    )
+    def put_aside(self, **asked: Any) -> None:
+        request = Request(id=RequestId(10**12), input_tokens=Tokens(100), **asked)
+        self.tell(RequestDeferred(request))
 
     @rule(nth=st.integers(0, 30), streamed=st.booleans())
     def leave(self, nth: int, streamed: bool) -> None:

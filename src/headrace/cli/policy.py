@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace.cli.errors import FAILED, OK, fail
-from headrace.cli.listener import KEY_ENV, URL, UnreadableError, Url, call
+from headrace.cli.listener import KEY_ENV, URL, UnreadableError, call
 from headrace.cli.out import show as written
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.gateway.steward import Applied, Revision
@@ -24,6 +24,9 @@ _PLANE = "deployment."
 _DEPTH = 2
 """Dots of a path; more belong to the name of a class or model."""
 
+Url = Annotated[
+    str, Parameter(help=f"Address of the admin listener; its key is read from {KEY_ENV}.")
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 Expect = Annotated[int | None, Parameter(help="Change nothing unless this revision is in force.")]
 DryRun = Annotated[

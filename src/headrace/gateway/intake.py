@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway.asked import Asked, InvalidError, read
+from headrace.gateway.asked import Asked, InvalidError, taken
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
-from headrace.gateway.prefix import CHUNK_TOKENS, identities
+from headrace.gateway.prefix import CHUNK_BYTES, CHUNK_TOKENS, identities
 from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ladder import LEVEL_MAX
 from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.engine import Ask, Route
 from headrace.ports.tokens import Count
@@ -34,8 +36,10 @@ USER = b"x-headrace-user"
 _REPLAY_INPUT = b"x-headrace-replay-input"
 _REPLAY_OUTPUT = b"x-headrace-replay-output"
 _NUMBER_MAX = 10_000_000
+_DEGRADE = b"x-headrace-degrade"
+_LEVELS = {b"%d" % level: level for level in range(LEVEL_MAX + 1)}
 
-LASTING = (*_TPOT, _REPLAY_INPUT, _REPLAY_OUTPUT)
+LASTING = (*_TPOT, _DEGRADE, _REPLAY_INPUT, _REPLAY_OUTPUT)
 """Headers that still decide how a request is served when it is taken up later."""
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -88,14 +92,16 @@ class Intake:
 
     async def take(self, letter: Letter) -> Taken:
         """Return a request as it is understood; raises `RefusedError`, blaming what is wrong."""
-        asked = _read(letter.route, letter.body)
+        asked, body = _read(letter.route, letter.body)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
+        if self._driver.turns_away(letter.tenant):  # cheap checks first: nobody looks at its prompt
+            return self._understood(letter, replace(asked, prompt=b""), body, None)
         counted = self._counting
-        count = None if counted is None else await counted.count(asked, letter.body)
-        return self._understood(letter, asked, count)
+        count = None if counted is None else await counted.count(asked, body)
+        return self._understood(letter, asked, body, count)
 
-    def _understood(self, letter: Letter, asked: Asked, count: Count | None) -> Taken:
+    def _understood(self, letter: Letter, asked: Asked, body: bytes, count: Count | None) -> Taken:
         tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
         revision = BY_BYTES if margin or text is not None else GIVEN
         if count is not None:
@@ -123,9 +129,12 @@ class Intake:
             max_output=asked.output_cap,
             user=self._user(tenant, told.get(USER), asked.user),
             session=self._session(tenant, wished.session),
-            slo_class=self._objective(told, tenant),
+            slo_class=self.objective(told, tenant),
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
+            prefix_kept=min(len(prefix), asked.options.begin // CHUNK_BYTES),
+            optional=_scaled(asked, tokens),
+            lowest=lowest(told),
             stream=asked.stream,
             features=asked.features,
             fan_out=asked.fan_out,
@@ -135,7 +144,7 @@ class Intake:
         )
         ask = Ask(
             route=asked.route,
-            body=letter.body,
+            body=body,
             stream=asked.stream,
             usage_shown=asked.usage_shown,
             each_usage_shown=asked.each_usage_shown,
@@ -143,6 +152,7 @@ class Intake:
             replay_output=None if replay_output is None else Tokens(replay_output),
             session=wished.session,
             adapter=self._adapter(asked.model),
+            optional=asked.options.places,
         )
         return Taken(asked, request, ask)
 
@@ -170,7 +180,7 @@ class Intake:
         content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
-    def _objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
+    def objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
         for name in _UNTRUSTED.keys() & told.keys():
             self.ignored[_UNTRUSTED[name]] += 1
@@ -199,16 +209,33 @@ def invalid(message: str, param: str | None) -> RefusedError:
     return RefusedError(edge(Edge.MALFORMED, message, param))
 
 
-def _read(route: Route, content: bytes) -> Asked:
-    """Return what a body asks for, or blame the field that is wrong."""
+def _read(route: Route, content: bytes) -> tuple[Asked, bytes]:
+    """Return what a body asks for, and it without what is ours; or blame the field that is wrong."""
     try:
         if not content.isascii():
             content.decode()  # fields that nobody here reads go on to the engine, and must be JSON too
-        return read(route, content)
+        return taken(route, content)
     except UnicodeDecodeError:
         raise invalid("The body is not UTF-8.", None) from None
     except InvalidError as error:
         raise invalid(error.message, error.param) from None
+
+
+def _scaled(asked: Asked, tokens: Tokens) -> tuple[Tokens, ...]:
+    """Return the tokens of what may be left out, where all of the prompt has so many."""
+    estimate = max(1, asked.input_tokens)
+    return tuple(Tokens(one * tokens // estimate) for one in asked.options.tokens)
+
+
+def lowest(told: Mapping[bytes, bytes]) -> int:
+    """Return how far down the headers let a request go, or blame them; a tenant may have agreed to less."""
+    value = told.get(_DEGRADE)
+    if value is None:
+        return LEVEL_MAX
+    level = _LEVELS.get(value.strip())
+    if level is None:
+        raise invalid(f"Not a level from 0 to {LEVEL_MAX}.", _DEGRADE.decode())
+    return level
 
 
 def _wished(letter: Letter) -> Wishes:

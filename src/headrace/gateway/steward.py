@@ -282,6 +282,10 @@ class Steward:
         self.revisions.append(row)
         return row
 
+    def wall(self) -> int:
+        """Return the time of its revisions and audit: seconds since the epoch."""
+        return self._clock.wall()
+
     def ready(self) -> None:
         """Refuse every change if none can be made here."""
         if self.aside:

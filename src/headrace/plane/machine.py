@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.budget import NOTHING, Take
-from headrace.model.decision import Reason
+from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
@@ -33,7 +33,9 @@ from headrace.model.slo import Moments, Outcome, indicators, misses
 from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.admission.gates import Mode
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.envelopes import reading
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
 from headrace.units import MICRO, DurationNs, InstantNs, Tokens, WorkNs, ms
@@ -46,6 +48,7 @@ class Resolved:
         """Index the configuration by name."""
         self.config = config
         self.order = config.ordering
+        self.refuses_over_limits = config.admission.mode_of(Gate.BUDGET) is Mode.ENFORCE
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
             for name in model.names:
@@ -53,10 +56,14 @@ class Resolved:
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
-        window = config.window
+        window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
             PoolName(spec.name): pool_facts(
-                window.stepped(spec), window.reach_ms(), window.kv_reserve
+                window.stepped(spec),
+                window.reach_ms(),
+                window.kv_reserve,
+                believed,
+                reading(config, spec).work_rate,
             )
             for spec in config.pools
         }
@@ -246,7 +253,7 @@ class Machine:
             before, known.rates = known.rates, {}
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
-                known.rates[pool] = before.get(pool) or Rate.starting(facts.spec.work_rate)
+                known.rates[pool] = before.get(pool) or Rate.starting(facts.work_rate)
 
     def ignore(self, kind: str) -> None:
         """Count an event that has no effect."""
@@ -301,15 +308,16 @@ class Machine:
             first_decode_ns=live.first_ns,
         )
         seen = indicators(moments, timing)
+        entered = not request.deferred or live.replica is not None
         row = Concluded(
             request=request.id,
             tenant=request.tenant,
             slo_class=live.slo_class,
             model=live.model,
             entry=live.entry,
-            admitted=True,
+            admitted=entered,
             reason=reason,
-            outcome=outcome,
+            outcome=outcome if entered else None,
             bounds=live.bounds,
             replica=live.replica,
             usage=usage,
@@ -319,6 +327,7 @@ class Machine:
             work_ns=self._served_work(live, usage),
             ended_at=now,
             level=0 if live.lesser is None else live.lesser.level,
+            deferred=request.deferred,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
@@ -365,5 +374,8 @@ def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
     if usage is not None or not made:
         return usage
     return Usage(
-        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+        input_tokens=request.input_tokens,
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(made),
+        tells_cached=False,
     )

@@ -60,6 +60,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Of everything, on disk."""
     put_share: float = 0.75
     """Part of that beyond which no job is taken any more: the rest is for the answers to those taken."""
+    tenant_files: int = 1_000
+    """Files of one tenant, but for those of answers."""
+    tenant_batches: int = 100
+    """Batches of one tenant that are not over."""
     lost_max: int = 5
     """Leases that run out on a job before it has failed: it may be what takes its workers down."""
 

@@ -17,12 +17,12 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.intake import Intake
 from headrace.gateway.jobs.watch import Watch
 from headrace.gateway.jobs.worker import Run, Stop, Worker
-from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ids import ModelName, TenantId
 from headrace.model.paths import Path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
 from headrace.ports.clock import Clock
-from headrace.ports.job import JobId, JobSpec, Lease, State, UnixNs
+from headrace.ports.job import BatchId, JobId, JobSpec, Lease, State, UnixNs
 from headrace.ports.jobs import ClaimAsk, Ending, JobStore, JobStoreError, Renewal, Tally
 from headrace.units import MIB, NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
 
@@ -94,8 +94,6 @@ class Dispatcher:
         self.standing = Standing()
         self.ended: Counter[State] = Counter()
         """Jobs that this process has ended, by state."""
-        self.taken: Counter[tuple[TenantId, ClassName]] = Counter()
-        """Requests deferred here, by tenant and class."""
         self.returned = 0
         """Jobs that went back without an answer."""
 
@@ -107,7 +105,6 @@ class Dispatcher:
 
     def came(self, spec: JobSpec) -> None:
         """Know of a job that is in the store now."""
-        self.taken[spec.tenant, spec.slo_class] += 1
         self._hungry.add(spec.model)
         if not self._runs:
             self._wake.set()
@@ -121,6 +118,12 @@ class Dispatcher:
         """Stop work on a job whose caller does not want it; another process's hears by its renewal."""
         for lease, run in self._runs.items():
             if lease.job == job:
+                self._worker.stop(run, Stop.CANCELLED)
+
+    def cancel_batch(self, batch: BatchId) -> None:
+        """Stop work on a batch whose caller does not want it; as above."""
+        for run in self._runs.values():
+            if run.claim.job.spec.batch == batch:
                 self._worker.stop(run, Stop.CANCELLED)
 
     def drain_ns(self) -> DurationNs:
