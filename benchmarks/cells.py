@@ -104,8 +104,8 @@ def settings(stride: int = 1) -> Settings:
         found["inside", limit] = partial(inside_below, limit)
     for limit in _counts(80)[::stride]:
         found["waiting", limit] = partial(waiting_below, limit)
-    for nth in range(0, 16, stride):
-        rate = round(500 * 1.25**nth)
+    for nth in range(0, 26, stride):
+        rate = round(50 * 1.25**nth)
         found["tokens", rate] = partial(bucket, rate, BUCKET_TOKENS)
     return found
 

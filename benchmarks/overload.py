@@ -58,7 +58,7 @@ def run(quick: bool, seeds: Sequence[int] = CLAIM_SEEDS) -> Result:
         name: capacity(load, TUNING_SEEDS[:1] if quick else TUNING_SEEDS)
         for name, load in known.items()
     }
-    swept = settings(3 if quick else 1)
+    swept = settings(4 if quick else 1)
     detail: dict[str, Any] = {"capacity_rps": rates, "bounds": "first token 2 s, then 60 ms each"}
     claims, detail["published"] = published(quick)
     tables: dict[str, dict[str, list[Cell]]] = {}
@@ -85,10 +85,9 @@ def run(quick: bool, seeds: Sequence[int] = CLAIM_SEEDS) -> Result:
 
 
 def shorter(load: Load) -> Load:
-    """Return a mix that is offered for a part of the time; one of minutes-long answers is left as it is."""
-    if load.warm_s > SHORT_WARM_S:
-        return load
-    return replace(load, warm_s=load.warm_s / 2, span_s=load.span_s / 3)
+    """Return a mix that is offered for a part of the time; a warm-up of minutes is needed whole."""
+    warm_s = load.warm_s if load.warm_s > SHORT_WARM_S else load.warm_s / 2
+    return replace(load, warm_s=warm_s, span_s=load.span_s / 3)
 
 
 # The published comparison --------------------------------------------------------------------------
@@ -115,7 +114,7 @@ def published(quick: bool) -> Part:
         return [], {"skipped": "HEADRACE_DATA is unset"}
     worst = 0.0
     table: dict[str, Any] = {}
-    for rate, row in ROWS.items():
+    for rate, row in list(ROWS.items())[:: 4 if quick else 1]:
         traces = [published_trace(rate, seed) for seed in TUNING_SEEDS[: 3 if quick else 5]]
         found = [[met_rps(nth, rows) for rows in traces] for nth in range(3)]
         table[f"{rate:g}"] = {"row": row, "found": [interval95(each)._asdict() for each in found]}

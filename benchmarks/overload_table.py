@@ -12,7 +12,8 @@ Tables = Mapping[str, Mapping[str, Sequence[Cell]]]
 LEGEND = """\
 Work: GPU-seconds a second of requests that met their bounds, mean over seeds. The best limits are known in
 hindsight: for each cell the setting with the most work, by kind (requests inside, requests waiting for a first
-token, prompt tokens a second). long/all: how often the longest tenth of the prompts is let in, over all."""
+token, prompt tokens a second); a * marks the least or the most that was tried. long/all: how often the longest
+tenth of the prompts is let in, over all."""
 SINGLE = """\
 One setting for all cells: its work over that of the best setting of any kind in the same cell, both on the
 first seed; here the cell in which that is least."""
@@ -60,11 +61,17 @@ def _cells(table: Mapping[str, Sequence[Cell]]) -> Iterator[str]:
     for mix, row in table.items():
         for cell in row:
             limits = "".join(
-                f"{cell.best_work(kind):>9.3f} {f'({cell.best[kind][0]:g})':>8}" for kind in KINDS
+                f"{cell.best_work(kind):>9.3f} {_shown(cell, kind):>8}" for kind in KINDS
             )
             ours = f"{cell.work(Length.FAIR):>7.3f}{cell.work(Length.GREEDY):>8.3f}"
             long = f"{cell.longest(Length.FAIR):>14.2f}{cell.longest(Length.GREEDY):>8.2f}"
             yield f"{place(mix, cell):<14}{ours}{limits}{long}"
+
+
+def _shown(cell: Cell, kind: str) -> str:
+    """Return the best setting of a kind, marked where a wider sweep might have found a better one."""
+    best, tried = cell.best[kind][0], [setting for name, setting in cell.swept if name == kind]
+    return f"({best:g}{'*' if best in (min(tried), max(tried)) else ''})"
 
 
 def _single(tables: Tables, swept: Settings) -> Iterator[str]:

@@ -115,24 +115,28 @@ def test_fair_lets_long_prompts_in_and_greedy_does_not() -> None:
 
 def test_each_setting_has_its_worst_cell_in_the_table() -> None:
     nothing = mixes.Came(span_s=1.0, rows=[row(0.0)], admitted=[False], met=[False])
-    few = dict(list(cells.settings(20).items())[:2])
-    one, other = few
+    few = {(kind, nth): open_door for kind in cells.KINDS for nth in (1.0, 2.0, 3.0)}
 
     def cell(load: float, first: float, second: float) -> cells.Cell:
         return cells.Cell(
             load=load,
             ours={length: [nothing] for length in Length},
-            swept={one: first, other: second},
-            best={kind: (1.0, [nothing]) for kind in cells.KINDS},
+            swept={(kind, nth): first if nth == 1.0 else second for kind, nth in few},
+            best={kind: (2.0, [nothing]) for kind in cells.KINDS} | {"tokens": (3.0, [nothing])},
         )
 
     table = {"conv": [cell(1.0, 0.4, 0.2), cell(10.0, 0.3, 0.6)], "chat": [cell(2.0, 0.4, 0.4)]}
-    assert [
-        (found.of_best, found.cell) for found in overload_table.worst_cells(table, few).values()
-    ] == [(0.5, "conv 10x"), (0.5, "conv 1x")]
+    worst = overload_table.worst_cells(table, few)
+    assert [(one.of_best, one.cell) for one in worst.values()] == [
+        (0.5, "conv 10x"),
+        (0.5, "conv 1x"),
+        (0.5, "conv 1x"),
+    ] * 3
     shown = overload_table.text({"once": table}, few)
     assert all(f"\n{place}" in shown for place in ("conv 1x ", "conv 10x ", "chat 2x "))
-    assert f"\ninside {one[1]:g}        0.50  conv 10x" in shown
+    assert "\ninside 1        0.50  conv 10x" in shown
+    assert shown.count("(3*)") == 3
+    assert "(2*)" not in shown, "those on either side were tried"
 
 
 def test_tenants_and_mixes_are_under_the_same_configuration(
