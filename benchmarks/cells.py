@@ -5,7 +5,7 @@ sweep is on the first seed; the best few of it then on all seeds. Ours has one c
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import ClassName
 from headrace.policy.admission.gates import Gates, Length
 from headrace.policy.batching import ChunkedPrefill
-from headrace.policy.catalog import PlaneConfig, Window
+from headrace.policy.catalog import PlaneConfig
 from headrace.report.run import RunRecord
 from headrace.sim.experiment import simulate
 from headrace.sim.faults import Repeaters
@@ -34,13 +34,11 @@ BUCKET_TOKENS = 16_384
 """What a token bucket holds when it is full: the longest document."""
 SOON, HASTY, BATCH = ClassName("soon"), ClassName("hasty"), ClassName("batch")
 """The classes of the three tenants with a hog among them, beside that of all else."""
-KV_RESERVE = 0.25
-"""The engine here sets aside what a request comes to in the end, and those that have been in it for long
-are longer than those that come: more of the pool is kept than for an engine that takes blocks as it goes."""
 
 
+@cache
 def ours(length: Length) -> PlaneConfig:
-    """Return the one configuration, with its policy for lengths."""
+    """Return the one configuration of all mixes and of tenants, with its policy for lengths."""
     gap_ms = TPOT_NS / NS_PER_MS
     classes = (
         ClassSpec(name=CHAT, ttft_ms=TTFT_NS / NS_PER_MS, itl_ms=gap_ms),
@@ -55,7 +53,6 @@ def ours(length: Length) -> PlaneConfig:
         tenants=tuple(TenantSpec(name=name) for name in ("tenant", A, B, C)),
         classes=classes,
         admission=Gates(length=length),
-        window=Window(kv_reserve=KV_RESERVE),
     )
 
 
@@ -107,8 +104,8 @@ def settings(stride: int = 1) -> Settings:
         found["inside", limit] = partial(inside_below, limit)
     for limit in _counts(80)[::stride]:
         found["waiting", limit] = partial(waiting_below, limit)
-    for nth in range(0, 16, stride):
-        rate = round(500 * 1.25**nth)
+    for nth in range(0, 26, stride):
+        rate = round(50 * 1.25**nth)
         found["tokens", rate] = partial(bucket, rate, BUCKET_TOKENS)
     return found
 

@@ -8,6 +8,7 @@ level changed on the way.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -56,7 +57,7 @@ class Course(Struct, frozen=True, kw_only=True):
     down_s: float | None
     """From when more came in until it was first not as asked; None: it never was."""
     back_s: float | None
-    """From when less came in until it was as asked for good; None: it was not by the end."""
+    """From when less came in until it was as asked; None: it was not by the end."""
     changes: int
     served: float
     """Let in, of all that were offered from first to last."""
@@ -147,10 +148,13 @@ class Levels:
     def course(self, begun: float, over: float, let_in: float) -> Course:
         """Return how it went, for an overload between two instants."""
         down = next((at for at, level in self.moves if level and at >= begun), None)
-        back = self.moves[-1][0] if not self.moves[-1][1] else None
+        after = [level for at, level in self.moves if at <= over][-1]
+        back = next((at for at, level in self.moves if not level and at > over), None)
+        if not after:
+            back = over
         return Course(
             down_s=None if down is None else down - begun,
-            back_s=None if back is None else max(0.0, back - over),
+            back_s=None if back is None else back - over,
             changes=len(self.moves) - 1,
             served=let_in,
         )
@@ -184,7 +188,7 @@ def claimed(pairs: Sequence[tuple[Served, Served]], courses: Sequence[Course]) -
     """Return what is claimed, of the mean over seeds or of the worst."""
     more = fmean(100 * (one.served - other.served) for one, other in pairs)
     met = fmean(one.met for one, _ in pairs)
-    back = max(one.back_s if one.back_s is not None else float("nan") for one in courses)
+    back = max(one.back_s if one.back_s is not None else inf for one in courses)
     return [
         at_least(
             "degraded: served at level <= 2, of offered",

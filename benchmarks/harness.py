@@ -42,13 +42,15 @@ class Claim(Struct, frozen=True, kw_only=True):
 class Result(Struct, frozen=True, kw_only=True):
     """What one benchmark found.
 
-    `detail` holds whatever explains the claims: anything that msgspec can write as JSON.
+    `detail` holds whatever explains the claims: anything that msgspec can write as JSON. `table` is
+    printed below them.
     """
 
     name: str
     claims: list[Claim]
     seeds: Sequence[int] = ()
     detail: dict[str, Any] = {}
+    table: str = ""
 
 
 class Interval(NamedTuple):

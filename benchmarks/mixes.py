@@ -12,8 +12,8 @@ from benchmarks import tenants
 from benchmarks.doors import open_door, stand
 from benchmarks.engines import Engine, chunked
 from benchmarks.scenes import CHAT as CLASS
-from benchmarks.scenes import bisect
 from headrace.model.ids import TenantId
+from headrace.sim.knee import bisect
 from headrace.trace.builtin import ARXIV, CHAT, REASONING
 from headrace.trace.generate import generate
 from headrace.trace.mix import (
@@ -83,8 +83,9 @@ def mixes() -> dict[str, Load]:
         "conv": Load(lengths=conv),
         "arxiv": Load(lengths=arxiv(), warm_s=40.0, span_s=200.0),
         "chat": Load(lengths=chat(), span_s=60.0),
-        # Answers of minutes: a batch is full only after as long.
-        "reasoning": Load(lengths=REASONING, warm_s=200.0, span_s=300.0),
+        # Answers of up to eight minutes: what an idle engine takes in its first seconds ends as one, and leaves
+        # little for those that come until then.
+        "reasoning": Load(lengths=REASONING, warm_s=400.0, span_s=400.0),
         "bimodal": Load(lengths=both, warm_s=40.0, span_s=200.0),
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.harness import Claim, Result, at_least, at_most
-from benchmarks.scenes import AZURE_CONV, attainment_over_offered, bisect
+from benchmarks.scenes import AZURE_CONV, attainment_over_offered
 from headrace.cli.parity import ParityReport, compared
 from headrace.config.profiles import load_profile
 from headrace.load.lag import LIMIT_NS
@@ -20,6 +20,7 @@ from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.experiment import simulate, without_control
+from headrace.sim.knee import bisect
 from headrace.sim.scenario import Scenario
 from headrace.trace.mix import Mix, Poisson, TenantSource
 from headrace.units import to_ms

@@ -5,8 +5,6 @@ counts of requests reward picking short prompts. *Capacity* of a scene is the hi
 rate at which first come first served without gates keeps 90 % attainment over offered.
 """
 
-from collections.abc import Callable, Sequence
-
 from msgspec.structs import replace
 
 from headrace.config.profiles import load_profile
@@ -14,7 +12,6 @@ from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.ids import ClassName, TenantId
 from headrace.policy.catalog import PlaneConfig
 from headrace.report.run import RunRecord
-from headrace.sim.experiment import simulate, without_control
 from headrace.sim.scenario import Scenario
 from headrace.trace.builtin import AZURE_CONV
 from headrace.trace.mix import Lengths, Mix, Poisson, TenantSource
@@ -73,39 +70,6 @@ def attainment_over_offered(run: RunRecord, tenant: str | None = None) -> float:
     return sum(one.request in met for one in offered) / max(1, len(offered))
 
 
-def capacity(
-    deployment: PlaneConfig,
-    lengths: Lengths,
-    *,
-    duration_s: float,
-    seeds: Sequence[int],
-    steps: int = 9,
-    high: float = 64.0,
-) -> float:
-    """Return the rate (req/s) at which FIFO without gates still keeps 90 % over offered.
-
-    Bisection on the mean attainment of the seeds; exact to `high` / 2^steps.
-    """
-
-    def holds(rate: float) -> bool:
-        scene = without_control(poisson(deployment, rate, duration_s, lengths))
-        shares = [attainment_over_offered(simulate(scene, seed)) for seed in seeds]
-        return sum(shares) / len(shares) >= 0.9
-
-    return bisect(holds, 0.0, high, steps)
-
-
-def bisect(holds: Callable[[float], bool], low: float, high: float, steps: int) -> float:
-    """Return the largest value found to hold, between one that does and one that does not."""
-    for _ in range(steps):
-        middle = (low + high) / 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def scaled(scene: Scenario, factor: float) -> Scenario:
     """Return the scene with each source's Poisson rate multiplied."""
     assert scene.mix is not None
@@ -121,8 +85,6 @@ __all__ = [
     "CHAT",
     "MODEL",
     "attainment_over_offered",
-    "bisect",
-    "capacity",
     "met_work",
     "one_class",
     "poisson",

@@ -21,6 +21,7 @@ from headrace.model.ids import (
     RequestId,
     TenantId,
 )
+from headrace.model.ladder import Lesser
 from headrace.model.paths import Level, Link, path
 from headrace.ports.engine import Ask, Route
 from headrace.units import DurationNs, InstantNs, Tokens
@@ -34,8 +35,8 @@ LIMITS = {
 EXACT = (Route.CHAT, Route.COMPLETIONS)
 
 
-def dispatch(output_limit: int = 512) -> Dispatch:
-    """Return a dispatch with a limit."""
+def dispatch(output_limit: int = 512, lesser: Lesser | None = None) -> Dispatch:
+    """Return a dispatch with a limit, perhaps of a lesser form."""
     return Dispatch(
         request=RequestId(1),
         attempt=AttemptId(1),
@@ -50,6 +51,7 @@ def dispatch(output_limit: int = 512) -> Dispatch:
         way=path(Link(Level.CLASS, "c", 4), Link(Level.TENANT, "t")),
         counters=(7, 9),
         gap_ns=DurationNs(0),
+        lesser=lesser,
     )
 
 

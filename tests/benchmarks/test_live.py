@@ -1,19 +1,26 @@
 """What the live benchmarks claim, and how they measure inside the server."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import uvicorn
+from msgspec.structs import replace
 
 from benchmarks import parity
-from benchmarks.live_overload import Refusals, timed
+from benchmarks.live_overload import AMPLE, KEYS, Refusals, gated, timed
 from headrace.cli.parity import ParityReport, Replayed, SeedRun
+from headrace.model.decision import Gate, Reject
+from headrace.model.effect import Decided, Effect
+from headrace.model.evidence import EntryRecord
 from headrace.report.parity import parity as judged
 from headrace.report.summary import summarise
 from headrace.sim.experiment import simulate
 from headrace.sim.reading import load_scenario
+from headrace.sim.scenario import rows_of
+from headrace.sim.world import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -110,3 +117,33 @@ def test_a_gateway_whose_server_is_set_up_already_is_watched_all_the_same() -> N
     made: type[Any] = config.http_protocol_class
     assert made is not Connection
     assert issubclass(made, Connection)
+
+
+def test_with_every_gate_on_only_capacity_refuses_and_every_gate_has_looked() -> None:
+    plain = replace(parity.scene(12.0, 10.0), drain_s=5.0)
+    seen: list[EntryRecord] = []
+
+    def watch(_: World, effects: Sequence[Effect]) -> None:
+        found = (one.record for one in effects if isinstance(one, Decided))
+        seen.extend(one for one in found if isinstance(one, EntryRecord))
+
+    scenario = gated(plain)
+    World(scenario, rows_of(scenario, 1), 1, after=watch).run()
+
+    refused = [one for one in seen if isinstance(one.decision, Reject)]
+    assert refused
+    assert {one.decision.gate for one in seen if isinstance(one.decision, Reject)} == {
+        Gate.DEADLINE
+    }
+    for one in seen:
+        budget = one.evidence.budget
+        assert len({facts.name for facts in budget.windows}) == 4
+        assert None not in (
+            budget.tokens_left,
+            budget.requests_left,
+            budget.parallel_left,
+        )
+        assert {verdict.gate for verdict in one.decision.verdicts} == set(Gate)
+    assert any(one.evidence.budget.sessions_left is not None for one in seen)
+    assert len(scenario.deployment.tenants) == len(plain.deployment.tenants) + KEYS
+    assert all(one.rpm_limit in {None, AMPLE} for one in scenario.deployment.tenants)

@@ -1,14 +1,19 @@
 """The benchmark of overload: doors count what they say, cells add up, and tenths are by length."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from benchmarks import cells, doors, mixes
+from benchmarks import cells, doors, mixes, overload, overload_table
 from benchmarks.doors import Room, bucket, inside_below, open_door, stand, waiting_below
 from benchmarks.overload import shorter
 from headrace.policy.admission.gates import Length
+from headrace.policy.catalog import Window
+from headrace.report.run import RunRecord
+from headrace.sim.experiment import simulate
 from headrace.sim.faults import Repeaters
+from headrace.sim.scenario import Scenario
 from headrace.trace.builtin import AZURE_CONV
 from headrace.trace.row import TraceRow
 from headrace.units import InstantNs, Tokens, seconds
@@ -106,3 +111,46 @@ def test_fair_lets_long_prompts_in_and_greedy_does_not() -> None:
     assert fair.longest() >= 0.4
     assert greedy.longest() < 0.1
     assert fair.work() >= 0.85 * greedy.work()
+
+
+def test_each_setting_has_its_worst_cell_in_the_table() -> None:
+    nothing = mixes.Came(span_s=1.0, rows=[row(0.0)], admitted=[False], met=[False])
+    few = {(kind, nth): open_door for kind in cells.KINDS for nth in (1.0, 2.0, 3.0)}
+
+    def cell(load: float, first: float, second: float) -> cells.Cell:
+        return cells.Cell(
+            load=load,
+            ours={length: [nothing] for length in Length},
+            swept={(kind, nth): first if nth == 1.0 else second for kind, nth in few},
+            best={kind: (2.0, [nothing]) for kind in cells.KINDS} | {"tokens": (3.0, [nothing])},
+        )
+
+    table = {"conv": [cell(1.0, 0.4, 0.2), cell(10.0, 0.3, 0.6)], "chat": [cell(2.0, 0.4, 0.4)]}
+    worst = overload_table.worst_cells(table, few)
+    assert [(one.of_best, one.cell) for one in worst.values()] == [
+        (0.5, "conv 10x"),
+        (0.5, "conv 1x"),
+        (0.5, "conv 1x"),
+    ] * 3
+    shown = overload_table.text({"once": table}, few)
+    assert all(f"\n{place}" in shown for place in ("conv 1x ", "conv 10x ", "chat 2x "))
+    assert "\ninside 1        0.50  conv 10x" in shown
+    assert shown.count("(3*)") == 3
+    assert "(2*)" not in shown, "those on either side were tried"
+
+
+def test_tenants_and_mixes_are_under_the_same_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def simulated(scene: Scenario, seed: int, rows: list[TraceRow], **more: Any) -> RunRecord:
+        seen.append(scene.deployment)
+        return simulate(scene, seed, rows[:1], **more)
+
+    monkeypatch.setattr(cells, "simulate", simulated)
+    cells.ours_came(mixes.mixes()["chat"], 1.0, 0, Length.FAIR, None)
+    overload.beside_hog(2.0, (0,))
+    assert len(seen) == 2
+    assert seen[0] is seen[1]
+    assert seen[0].window == Window()

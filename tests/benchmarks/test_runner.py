@@ -1,6 +1,8 @@
 """The benchmark runner: which names it knows, what it prints, writes and returns."""
 
+import re
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +53,16 @@ def test_registered_benchmark_without_a_module_is_an_error_before_any_runs(
     assert "benchmarks/unwritten.py is not there" in err
 
 
+def test_pages_name_benchmarks_that_can_be_run() -> None:
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", *root.joinpath("docs").glob("*.md")):
+        text = page.read_text("utf-8")
+        named = re.findall(r"python -m benchmarks ([a-z]\w*)", text)
+        if page.name == "README.md":
+            named += re.findall(r"`benchmarks/(\w+)(?:\.py)?`", text)
+        assert set(named) <= {"all", *runner.REGISTRY}, page.name
+
+
 def test_claims_that_hold_give_exit_status_0(
     registry: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,3 +105,19 @@ def test_json_of_all_is_an_array_of_records(tmp_path: Path) -> None:
         ("first", False),
         ("second", False),
     ]
+
+
+def test_other_seeds_are_as_many_and_for_benchmarks_that_take_them(
+    registry: dict[str, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(quick: bool, seeds: Sequence[int] = harness.CLAIM_SEEDS) -> harness.Result:
+        return harness.Result(name="first", claims=[], seeds=seeds, table=f"{quick} of a table")
+
+    assert runner.main(["first", "--seeds", "200"]) == 2
+    assert capsys.readouterr().err == "benchmark 'first' has seeds of its own\n"
+    sys.modules["benchmarks.first"].__dict__["run"] = run
+    assert registry
+    assert runner.measure("first", quick=False).seeds == list(harness.CLAIM_SEEDS)
+    assert runner.measure("first", quick=True, first_seed=200).seeds == [*range(200, 205)]
+    assert runner.main(["first", "--seeds", "200"]) == 0
+    assert capsys.readouterr().out.endswith("False of a table\n")

@@ -161,10 +161,10 @@ def test_the_history_tells_who_changed_what(capsys: Output) -> None:
         (["admission.margin_ms"], "setting admission.margin_ms: give PATH=VALUE"),
         (["admission..x=1"], "setting admission..x: give PATH=VALUE"),
         (["=1"], "give PATH=VALUE"),
-        (["a.b=1", "a.b.c=2"], "setting a.b.c: `b` has a value already"),
-        (["a.b.c=2", "a.b=1"], "setting a.b: told twice"),
-        (["a.b=1", "a.b=1"], "setting a.b: told twice"),
-        (["a.b=\udcff"], "give PATH=VALUE"),
+        (["window.b=1", "window.b.c=2"], "setting window.b.c: `b` has a value already"),
+        (["window.b.c=2", "window.b=1"], "setting window.b: told twice"),
+        (["window.b=1", "window.b=1"], "setting window.b: told twice"),
+        (["window.b=\udcff"], "give PATH=VALUE"),
     ],
 )
 def test_what_is_no_setting_is_told_and_not_asked(
@@ -186,7 +186,7 @@ def test_a_refusal_is_told_in_the_listeners_words(
     assert (out, err) == ("", "headrace: Changes are frozen; thaw with POST /freeze. (409)\n")
 
 
-@pytest.mark.parametrize("words", [["show"], ["history"], ["set", "a.b=1"], ["rollback"]])
+@pytest.mark.parametrize("words", [["show"], ["history"], ["set", "window.b=1"], ["rollback"]])
 @pytest.mark.parametrize("key", [None, "sk-planted"])
 def test_a_wrong_key_is_told_and_not_repeated(
     words: list[str], key: str | None, capsys: Output, monkeypatch: pytest.MonkeyPatch
@@ -223,3 +223,21 @@ def test_another_listener_is_told_apart(capsys: Output) -> None:
 
     assert run("show", kind=Other) == 2
     assert "no policy of a gateway" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rollback=previous",
+        "rollback=1",
+        "expect=7",
+        "dry_run=false",
+        "tenants.free=1",
+        "admision.x=1",
+    ],
+)
+def test_only_parts_of_the_policy_are_set(setting: str, capsys: Output) -> None:
+    """No word of a call passes for a setting: a rollback is asked for by its own name."""
+    assert run("set", "window.prefill_ms=80", setting) == 2
+    assert not Listener.asked
+    assert "no part of the policy: admission, " in capsys.readouterr().err

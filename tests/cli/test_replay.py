@@ -146,6 +146,15 @@ def test_requests_are_the_traces_and_lengths_are_told_on_demand_only(
     assert other["model"] == "own"
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Heed Ctrl-C, which whoever runs in a shell's background is told to ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_reports_what_there_is(tmp_path: Path, server: Server, capsys: Output) -> None:
     server.on_ask = lambda: os.kill(os.getpid(), signal.SIGINT)
     out = tmp_path / "out.json"

@@ -111,7 +111,7 @@ def test_a_journal_that_cannot_be_read_is_told(kept: Path, tmp_path: Path, capsy
         said[name] = err.removeprefix(f"headrace: {tmp_path / name}: ").strip()
     assert said.pop("torn").startswith("no frame at byte 0")
     assert said == {
-        "future": "journal version 9, this reads 4",
+        "future": "journal version 9, this reads 5",
         "empty": "holds no journal",
         "other": "holds no journal",
         "folder": "holds no journal",

@@ -80,6 +80,43 @@ WRONG = {
             )
         ],
     ),
+    "ladders to models that are none, or that serve somebody else": (
+        "- name: t",
+        (
+            "- name: t\n      degrade: 3\n  classes:\n"
+            "    - {name: c, degrade: {level: 3, model: x}}\n"
+            "    - {name: d, degrade: {level: 3, model: n}}"
+        ),
+        [
+            "d:12: unknown model `x` at `$.deployment.classes[0].degrade.model`",
+            "d:13: unknown model `n` at `$.deployment.classes[1].degrade.model`",
+        ],
+    ),
+    "a ladder to a model that does not serve its class": (
+        "- name: m",
+        "- name: m\n    - name: n\n  classes:\n    - {name: c, degrade: {level: 3, model: n}}",
+        [
+            "d:4: model `n` has no pool at `$.deployment.models[1]`",
+            "d:6: no pool of `n` serves `c` at `$.deployment.classes[0].degrade.model`",
+        ],
+    ),
+    "a third level without a model": (
+        "- name: t",
+        "- name: t\n  classes:\n    - {name: c, degrade: {level: 3}}",
+        [
+            "d:11: level 3 needs `model`, the smaller one that answers at `$.deployment.classes[0].degrade`",
+        ],
+    ),
+    "a smaller model that is never reached": (
+        "- name: t",
+        "- name: t\n  classes:\n    - {name: c, degrade: {level: 2, model: m}}",
+        [
+            (
+                "d:11: `model` is for level 3, and the ladder ends at level 2 "
+                "at `$.deployment.classes[0].degrade`"
+            ),
+        ],
+    ),
     "tokenizers of nobody, of one model twice, and of engines that have none": (
         "- name: t",
         (
@@ -357,6 +394,72 @@ WRONG = {
 
 # (BASE's text, what replaces it, lines of all warnings)
 DOUBTFUL = {
+    "consent to nothing": (
+        "- name: t",
+        "- name: t\n      degrade: 2",
+        [
+            (
+                "d:10: none of its classes has a ladder (`classes[].degrade`): it is served as asked "
+                "at `$.deployment.tenants[0].degrade`"
+            )
+        ],
+    ),
+    "a ladder that nobody agreed to": (
+        "- name: t",
+        "- name: t\n  classes: [{name: c, degrade: {level: 2}}]",
+        [
+            (
+                "d:10: no tenant agreed to less (`tenants[].degrade`): its requests are served as asked "
+                "at `$.deployment.classes[0].degrade`"
+            )
+        ],
+    ),
+    "a smaller model that nobody agreed to": (
+        "- name: t",
+        "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {level: 3, model: m}}]",
+        [
+            (
+                "d:11: no tenant that agreed to level 3 may use `m` "
+                "at `$.deployment.classes[0].degrade.model`"
+            )
+        ],
+    ),
+    "a ladder whose end is a queue that is not there": (
+        "- name: t",
+        "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {defer: true}}]",
+        [
+            (
+                "d:11: there is no queue to defer to (`jobs.file`): what no step can save is refused "
+                "at `$.deployment.classes[0].degrade.defer`"
+            )
+        ],
+    ),
+    "a ladder whose end nobody agreed to": (
+        "- name: t",
+        (
+            "- name: t\n      degrade: 1\n  classes: [{name: c, degrade: {defer: true}}]\n"
+            "jobs: {file: j.db}"
+        ),
+        [
+            (
+                "d:11: no tenant agreed to all of the ladder: what no step can save is refused "
+                "at `$.deployment.classes[0].degrade.defer`"
+            )
+        ],
+    ),
+    "a ladder whose end somebody agreed to": (
+        "- name: t",
+        (
+            "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {defer: true}}]\n"
+            "jobs: {file: j.db}"
+        ),
+        [],
+    ),
+    "a ladder that somebody agreed to": (
+        "- name: t",
+        "- name: t\n      degrade: 2\n  classes: [{name: c, degrade: {}}]",
+        [],
+    ),
     "class that any tenant may use and no pool serves": (
         "model: m",
         "model: m\n      classes: [interactive, batch, best_effort]",

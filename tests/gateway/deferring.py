@@ -6,16 +6,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from headrace.config.schema import JobsSpec, ServerSpec
+from headrace.gateway.jobs.batches import BatchDesk
+from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.desk import JOBS, Desk
 from headrace.gateway.jobs.dispatcher import Dispatcher
+from headrace.gateway.jobs.files import FileDesk
 from headrace.model.deployment import ClassSpec, Defer, TenantSpec
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.leftover import Leftover
+from headrace.ports.batches import BatchStore
 from headrace.ports.clock import Clock
 from headrace.ports.job import UnixNs
-from headrace.ports.jobs import JobStore
 from headrace.units import NS_PER_S
-from tests.conformance.jobs.naive import NaiveJobs
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.scenes import Caller, Gateway, deployment, emulated, reach
 
 BORN = 1_700_000_000 * NS_PER_S
@@ -46,7 +49,7 @@ class Deferring(Gateway):
         self,
         engines: Callable[[Clock], list[Any]] = lambda clock: [emulated(clock)],
         *,
-        store: JobStore | None = None,
+        store: BatchStore | None = None,
         plane: PlaneConfig | None = None,
         owner: str = "one",
         running: bool = True,
@@ -54,7 +57,7 @@ class Deferring(Gateway):
         **spec: Any,
     ) -> None:
         super().__init__(engines, config=plane or config(), server=server)
-        self.store: JobStore = store or NaiveJobs()
+        self.store: BatchStore = store or NaiveBatches()
         self.spec = JobsSpec(file="none", **{"leftover": Leftover(at_once=8), **spec})
         self.aside = False
         self.dispatcher = Dispatcher(
@@ -68,8 +71,34 @@ class Deferring(Gateway):
             aside=lambda: self.aside,
         )
         self.app.desk = Desk(self.store, self.spec, self.driver, self.dispatcher, self.wall)
+        limits = server or ServerSpec()
+        self.clerk = Clerk(
+            self.store,
+            self.spec,
+            self.driver,
+            self.app.intake,
+            self.dispatcher,
+            self.clock,
+            body_bytes=limits.body_limit_bytes,
+            wall=self.wall,
+            owner=owner,
+            aside=lambda: self.aside,
+        )
+        files = FileDesk(self.store, self.spec, limits, self.wall)
+        batches = BatchDesk(
+            self.store,
+            self.spec,
+            limits,
+            driver=self.driver,
+            intake=self.app.intake,
+            dispatcher=self.dispatcher,
+            clerk=self.clerk,
+            now=self.wall,
+        )
+        self.app.papers = (files.acts, batches.acts)
         if running:
             self.dispatcher.start()
+            self.clerk.start()
 
     def wall(self) -> UnixNs:
         return UnixNs(BORN + self.clock.now())
@@ -92,6 +121,7 @@ class Deferring(Gateway):
 
     async def end(self) -> None:
         """Stop all of it, and check what must hold."""
+        await self.clerk.close()
         await self.dispatcher.close()
         self.finish()
 

@@ -312,12 +312,15 @@ class Caller:
         client: str = "127.0.0.1",
         **fields: Any,
     ) -> None:
-        """Send a request at once; `fields` are added to a small chat body."""
+        """Send a request at once; `fields` are added to a small chat body.
+
+        A list of bytes is sent in parts, and more is to come if it ends with nothing.
+        """
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}]}
-        content = (
-            body if isinstance(body, bytes) else json.dumps(body or {**chat, **fields}).encode()
-        )
-        told = {"content-length": str(len(content)), **(headers or {})}
+        parts = body if isinstance(body, list) else [body]
+        if not isinstance(parts[0], bytes):
+            parts = [json.dumps(body or {**chat, **fields}).encode()]
+        told = {"content-length": str(sum(map(len, parts))), **(headers or {})}
         if key is not None:
             told["authorization"] = f"Bearer {key}"
         scope = {
@@ -332,7 +335,9 @@ class Caller:
         self.is_cut = self.is_gone = False
         self.on_gone: Callable[[], None] | None = None
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": content, "more_body": False})
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            more = left > 0 or (not part and len(parts) > 1)
+            self._incoming.put_nowait({"type": "http.request", "body": part, "more_body": more})
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.content = b""

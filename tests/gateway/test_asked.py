@@ -254,6 +254,15 @@ def test_blocks_within_blocks_end_somewhere() -> None:
 
 
 SECRET = "tell-nobody"
+
+
+@pytest.mark.parametrize("mark", [{SECRET: 1}, {"optional": SECRET}, {"kind": SECRET * 9}])
+def test_a_mark_at_fault_is_not_repeated(mark: object) -> None:
+    with pytest.raises(InvalidError) as caught:
+        ask(Route.CHAT, messages=[{"role": "user", "content": "x", "headrace": mark}])
+    assert SECRET not in f"{caught.value.message} {caught.value.param}"
+
+
 NAMES = sorted(
     {field.name for one in STRUCTS.values() for field in fields(one)}
     | {"role", "content", "type", "text", "image_url", "url", "detail", "source", "data", "file"}
@@ -266,7 +275,11 @@ JSON = st.recursive(
     | st.just(SECRET),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from([*NAMES, "headrace", "optional", "kind", SECRET]) | st.text(max_size=3),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=20,
 )

@@ -5,17 +5,20 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.schema import FileTokenizerSpec, TokenCountsSpec
 from headrace.gateway.asked import Asked, read
 from headrace.gateway.counting import Counting
+from headrace.model.budget import Per, Unit, WindowSpec
+from headrace.model.deployment import TenantSpec
 from headrace.model.event import RequestArrived
 from headrace.model.ids import ModelName
 from headrace.model.request import Request
 from headrace.ports.engine import Route
 from headrace.ports.tokens import Count, UncountedError
 from headrace.units import NS_PER_MS, Tokens
-from tests.gateway.scenes import MODEL, Gateway, reach
+from tests.gateway.scenes import MODEL, Gateway, ObedientEngine, deployment, reach
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -221,6 +224,124 @@ async def test_the_plane_is_told_the_count_and_decisions_tell_who_counted() -> N
     assert (request.input_tokens, request.input_margin) == (70, 0)
     assert request.input_revision == "obedient"
     assert request.text is not None, "it teaches what an estimate will go by"
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "reason"),
+    [
+        ({"rpm_limit": 1}, "rate_limit_exceeded", "request_rate"),
+        ({"tpm_limit": 2_500}, "rate_limit_exceeded", "token_rate"),
+        ({"max_parallel_requests": 1}, "concurrency_limit_exceeded", "concurrency"),
+        (
+            {"budgets": (WindowSpec(unit=Unit.TOKENS, per=Per.HOUR, hard=2_500),)},
+            "insufficient_quota",
+            "quota_spent",
+        ),
+    ],
+)
+async def test_nothing_is_counted_of_a_request_that_a_limit_refuses(
+    limits: dict[str, Any], code: str, reason: str
+) -> None:
+    """Rate and concurrency are looked at first (trap 8); the plane refuses it all the same."""
+    counter = Obedient()
+    tenants = (TenantSpec(name="free", **limits),)
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=deployment(tenants=tenants),
+    )
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(2_496)
+    await turns()
+    long = [{"role": "user", "content": "y" * 9_000}]
+    refused = await gateway.ask(messages=long, max_tokens=4).done()
+    assert (refused.status, refused.error["code"]) == (429, code)
+    assert refused.error["headrace"]["reason"] == reason
+    assert refused.error["headrace"]["decision_id"] == 3, "a decision like any other"
+    assert len(counter.asked) == 1, "nobody counted it"
+    request = arrived(gateway)[-1]
+    assert (request.input_revision, request.prefix) == ("bytes-4", ())
+    assert now_ms() == 0, "nor waited for a count"
+    await reach(gateway.clock, 3_600_000)
+    engine.end()
+    await turns()
+    gateway.ask(messages=[{"role": "user", "content": "and again"}], max_tokens=4)
+    await turns()
+    assert len(counter.asked) == 2, "once the limit lets it in, it is counted again"
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"rpm_limit": 1},
+        {"rpm_limit": 1, "tpm_limit": 8_000},
+        {
+            "budgets": (
+                WindowSpec(unit=Unit.REQUESTS, per=Per.DAY, hard=1),
+                WindowSpec(unit=Unit.TOKENS, per=Per.DAY, hard=8_000),
+            )
+        },
+    ],
+)
+async def test_nobody_is_refused_for_good_by_an_estimate(limits: dict[str, Any]) -> None:
+    """Its prompt fits, though its bytes look too long: it may come again, and is told when."""
+    counter = Obedient()
+    config = deployment(tenants=(TenantSpec(name="free", **limits),))
+    models = (
+        replace(config.models[0], context_limit=8_192, output_limit=1_024),
+        *config.models[1:],
+    )
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=replace(config, models=models),
+    )
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(10)
+    await turns()
+    wordy = [{"role": "user", "content": "y" * 40_000}]
+    again = gateway.ask(
+        messages=wordy, max_tokens=4, headers={"x-llm-d-inference-fairness-id": "x"}
+    )
+    await turns()
+    counter.say(5_000)
+    refused = await again.done()
+    assert refused.status == 429
+    assert refused.error["headrace"]["retryable"] is True
+    assert int(refused.headers["retry-after"]) >= 1
+    assert arrived(gateway)[-1].input_tokens == 5_000
+    assert gateway.app.ignored == {"fairness": 1}, "and heard once"
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    engine.end()
+    gateway.finish()
+
+
+async def test_what_costs_nothing_is_looked_at_though_the_budget_is_at_its_end() -> None:
+    """A budget that is used up to the last cent refuses nobody who needs none of it."""
+    counter = Obedient()
+    budget = WindowSpec(unit=Unit.USD, per=Per.DAY, hard=1e-9)
+    gateway = Gateway(
+        lambda clock: [ObedientEngine(clock)],
+        counting=counting(counter, wait_ms=5_000),
+        config=deployment(tenants=(TenantSpec(name="free", budgets=(budget,)),)),
+    )
+    gateway.ask(max_tokens=4)
+    await turns()
+    counter.say(10)
+    await turns()
+    (request,) = arrived(gateway)
+    assert (request.input_tokens, request.input_revision) == (10, "obedient")
+    (engine,) = gateway.engines
+    assert isinstance(engine, ObedientEngine)
+    assert len(engine.calls) == 1
+    engine.end()
     gateway.finish()
 
 

@@ -4,13 +4,16 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
+from headrace.gateway.feed import Feed
 from headrace.gateway.jobs.desk import JOBS
+from headrace.model.ids import ClassName, TenantId
 from headrace.ports.job import Job, State
 from headrace.ports.jobs import Limits, StoreBusyError
-from tests.conformance.jobs.naive import NaiveJobs
-from tests.gateway.deferring import ASK, Deferring
+from tests.conformance.jobs.naive_batches import NaiveBatches
+from tests.gateway.deferring import ASK, Deferring, config
 from tests.gateway.scenes import KEYS, MODEL, ObedientEngine
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
@@ -52,6 +55,10 @@ async def test_an_answer_comes_later_as_it_would_have_come_at_once() -> None:
     again = await gateway.look(place)
     assert (again.content, again.status) == (done.content, 200)
     assert again.headers["x-request-id"] != done.headers["x-request-id"]
+    tally = gateway.driver.plane.state.accounts.tallies[TenantId("free")][ClassName("batch")]
+    assert (tally.offered, tally.deferred, tally.admitted, tally.taken_up) == (1, 1, 1, 1)
+    assert (tally.outcomes, tally.met) == ({"success": 1}, 1)
+    assert [row.deferred for row in gateway.driver.recent] == [False, True]
     rows = [(row.slo_class, row.met) for row in gateway.driver.recent]
     assert rows == [("interactive", True), ("batch", True)], "decided and counted as any other"
     await gateway.end()
@@ -175,7 +182,7 @@ async def test_a_key_finds_the_job_that_came_first() -> None:
 
 
 async def test_who_has_too_many_jobs_is_told_when_to_come_again() -> None:
-    gateway = Deferring(store=NaiveJobs(Limits(tenant_jobs=1)), running=False)
+    gateway = Deferring(store=NaiveBatches(Limits(tenant_jobs=1)), running=False)
     await gateway.deferred()
     caller = await gateway.defer().done()
     assert (caller.status, caller.error["code"]) == (429, "slow_down")
@@ -186,7 +193,7 @@ async def test_who_has_too_many_jobs_is_told_when_to_come_again() -> None:
 
 
 async def test_trouble_of_the_store_is_a_refusal() -> None:
-    class Busy(NaiveJobs):
+    class Busy(NaiveBatches):
         async def put(self, jobs: Any) -> Any:
             raise StoreBusyError(f"{len(jobs)} locked out")
 
@@ -307,4 +314,29 @@ async def test_the_callers_priority_orders_its_jobs() -> None:
     await gateway.until(500)
     caps = [call.request.max_output for call in engine.calls]
     assert caps == [priority % 7 + 1 for priority in (-(10**9), 0, 3)]
+    await gateway.end()
+
+
+async def test_a_job_that_goes_back_leaves_nothing_with_those_who_count() -> None:
+    plane = config()
+    bounded = replace(plane.classes[1], ttft_ms=600_000.0)
+    plane = replace(plane, classes=(plane.classes[0], bounded, plane.classes[2]))
+    gateway, engine = obedient(plane=plane, server=ServerSpec(trusted_replay=True))
+    feed = Feed(plane)
+    gateway.driver._decided, gateway.driver._concluded = feed.decided, feed.concluded
+    for _ in range(4):
+        await gateway.deferred({"x-headrace-replay-input": "4000"})
+    await gateway.until(500)
+    live = gateway.ask(headers={"x-headrace-replay-input": "4000"})
+    await gateway.until(1_000)
+    assert gateway.dispatcher.returned
+    live.leave()
+    await live.done()
+    for call in engine.calls:
+        engine.end(call.dispatch.attempt)
+    gateway.aside = True
+    await gateway.until(2_000)
+    for request in gateway.driver.plane.state.live:
+        assert request in feed._allowed
+    assert len(feed._allowed) == len(gateway.driver.plane.state.live)
     await gateway.end()

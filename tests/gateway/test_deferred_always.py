@@ -12,14 +12,14 @@ from headrace.gateway.jobs.dispatcher import Dispatcher
 from headrace.ports.job import JobId, Lease, State, UnixNs
 from headrace.ports.jobs import Ending, Finished
 from headrace.units import NS_PER_MS
-from tests.conformance.jobs.naive import NaiveJobs
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import Deferring
 from tests.gateway.scenes import Caller, emulated
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 
-class Witness(NaiveJobs):
+class Witness(NaiveBatches):
     """Counts the ends that were stored by a worker's word."""
 
     def __init__(self) -> None:

@@ -1,20 +1,22 @@
 """Deferred jobs beside live traffic: what is taken up, given back, tried again, and ended once."""
 
+from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.model.ids import ModelName, TenantId
+from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.meter import NO_STREAM
 from headrace.model.slo import Outcome
 from headrace.policy.fairness.leftover import Leftover, Pace
 from headrace.ports.engine import Ending as Told
 from headrace.ports.engine import Refusal
 from headrace.ports.job import State
-from headrace.ports.jobs import StoreBusyError
-from tests.conformance.jobs.naive import NaiveJobs
+from headrace.ports.jobs import SWEEP_MAX, StoreBusyError, StoreFullError
+from tests.conformance.jobs.naive_batches import NaiveBatches
 from tests.gateway.deferring import Deferring, config
 from tests.gateway.scenes import KEYS, MODEL, ObedientEngine
 
@@ -94,7 +96,7 @@ async def test_jobs_that_wait_for_a_replica_go_back_when_somebody_comes() -> Non
     await gateway.until(350)  # one dispatch window later
     assert gateway.dispatcher.returned == stuck
     assert gateway.dispatcher.running() == {MODEL: sent}, "what is on an engine goes on"
-    assert gateway.dispatcher.limits() == {MODEL: 6}
+    assert gateway.dispatcher.limits() == {MODEL: sent // 2}, "half of what runs"
     assert backlog.size == 1
     assert len(engine.calls) == sent
     assert await states(gateway) == {"claimed": sent, "queued": stuck}
@@ -102,6 +104,9 @@ async def test_jobs_that_wait_for_a_replica_go_back_when_somebody_comes() -> Non
         engine.end(call.dispatch.attempt)
     await gateway.until(351)
     assert engine.calls[sent].dispatch.slo_class == "interactive", "the next one sent"
+    tally = gateway.driver.plane.state.accounts.tallies[TenantId("free")][ClassName("batch")]
+    assert (tally.offered, tally.deferred, tally.admitted) == (12, 12, sent), "each once"
+    assert tally.outcomes == {"success": sent}, "what went back has not ended"
     live.leave()
     await live.done()
     await gateway.end()
@@ -183,7 +188,7 @@ async def test_a_tenant_at_its_own_limit_keeps_nobody_else_waiting() -> None:
 
 
 async def test_a_process_that_ends_gives_back_what_it_had() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     first, engine = obedient(store=store)
     place = await first.deferred()
     await first.until(200)
@@ -198,7 +203,7 @@ async def test_a_process_that_ends_gives_back_what_it_had() -> None:
 
 
 async def test_who_lost_its_lease_says_nothing_any_more() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway, engine = obedient(store=store, lease_s=5.0)
     place = await gateway.deferred()
     await gateway.until(200)
@@ -213,7 +218,7 @@ async def test_who_lost_its_lease_says_nothing_any_more() -> None:
 
 
 async def test_a_cancel_elsewhere_is_heard_with_the_next_renewal() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway, engine = obedient(store=store, lease_s=5.0)
     place = await gateway.deferred()
     await gateway.until(200)
@@ -236,7 +241,7 @@ async def test_leases_are_held_for_as_long_as_it_takes() -> None:
 
 
 async def test_an_end_is_kept_until_the_store_can_take_it() -> None:
-    class Troubled(NaiveJobs):
+    class Troubled(NaiveBatches):
         left = 5
 
         async def finish(self, endings: Any, now: Any) -> Any:
@@ -253,7 +258,7 @@ async def test_an_end_is_kept_until_the_store_can_take_it() -> None:
 
 
 async def test_a_store_in_trouble_is_asked_again() -> None:
-    class Troubled(NaiveJobs):
+    class Troubled(NaiveBatches):
         left = 5
 
         async def claim(self, ask: Any, order: Any, now: Any) -> Any:
@@ -268,8 +273,62 @@ async def test_a_store_in_trouble_is_asked_again() -> None:
     await gateway.end()
 
 
+@pytest.mark.parametrize("failing", ["sweep", "purge", "renew", "counts"])
+async def test_one_thing_that_the_store_cannot_do_keeps_no_other_from_its_turn(
+    failing: str,
+) -> None:
+    asked: Counter[str] = Counter()
+
+    class Full(NaiveBatches):
+        async def sweep(self, now: Any) -> Any:
+            return await self._noted("sweep", super().sweep(now))
+
+        async def purge(self, now: Any) -> Any:
+            return await self._noted("purge", super().purge(now))
+
+        async def renew(self, leases: Any, until: Any) -> Any:
+            return await self._noted("renew", super().renew(leases, until))
+
+        async def counts(self) -> Any:
+            return await self._noted("counts", super().counts())
+
+        async def _noted(self, name: str, found: Awaitable[Any]) -> Any:
+            asked[name] += 1
+            answer = await found
+            if name == failing:
+                raise StoreFullError("full")
+            return answer
+
+    gateway, engine = obedient(store=Full(), lease_s=6)
+    await gateway.deferred()
+    await gateway.until(130_000)
+    assert len(engine.calls) == 1
+    assert asked["sweep"] > 100
+    assert asked["purge"] == 3
+    assert asked["renew"] > 30
+    assert asked["counts"] == (0 if failing == "sweep" else asked["sweep"])
+    await gateway.end()
+
+
+async def test_however_many_are_past_their_time_are_forgotten_at_once() -> None:
+    class Old(NaiveBatches):
+        left = 5 * SWEEP_MAX + 7
+
+        async def purge(self, now: Any) -> int:
+            assert now > 0
+            gone = min(self.left, SWEEP_MAX)
+            self.left -= gone
+            return gone
+
+    store = Old()
+    gateway = Deferring(store=store)
+    await gateway.until(1_000)
+    assert store.left == 0
+    await gateway.end()
+
+
 async def test_what_an_answer_took_is_what_its_tenant_is_charged() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     gateway = Deferring(store=store)
     place = await gateway.deferred(max_tokens=3)
     assert (await gateway.look(place, wait=10)).status == 200
@@ -283,7 +342,7 @@ async def test_what_an_answer_took_is_what_its_tenant_is_charged() -> None:
 
 
 async def test_jobs_of_what_is_no_longer_configured_wait() -> None:
-    store = NaiveJobs()
+    store = NaiveBatches()
     first = Deferring(store=store, running=False)
     await first.deferred()
     await first.end()
@@ -319,7 +378,7 @@ async def test_live_answers_that_come_too_late_make_jobs_fewer() -> None:
 
 
 async def test_a_bug_of_its_own_ends_the_process_as_any_other() -> None:
-    class Wrong(NaiveJobs):
+    class Wrong(NaiveBatches):
         async def claim(self, ask: Any, order: Any, now: Any) -> Any:
             raise ValueError(ask, order, now)
 

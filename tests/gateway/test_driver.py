@@ -7,7 +7,9 @@ from msgspec.structs import replace
 
 from headrace.gateway.driver import TICK_NS
 from headrace.gateway.errors import Fault
-from headrace.gateway.stream import Done, Left
+from headrace.gateway.stream import Done, Left, Stream
+from headrace.model.decision import Reason
+from headrace.model.effect import Fail
 from headrace.model.event import (
     CallerLeft,
     ConfigChanged,
@@ -22,9 +24,9 @@ from headrace.model.event import (
     RequestArrived,
     TimerDue,
 )
-from headrace.model.ids import AttemptId, Incarnation, ModelName, ReplicaName
+from headrace.model.ids import AttemptId, DecisionId, Incarnation, ModelName, ReplicaName
 from headrace.model.slo import Outcome
-from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, Tokens
+from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, InstantNs, Tokens
 from tests.gateway.scenes import (
     MODEL,
     Gateway,
@@ -417,3 +419,22 @@ async def test_an_engine_without_work_is_drained_at_once_and_its_name_may_be_use
     assert gateway.driver.outcomes == {Outcome.ERROR: 1}, "removed without draining"
     assert_books_closed(gateway.driver.plane)
     gateway.finish()
+
+
+@pytest.mark.parametrize("computed_s", [None, 0, 1, 7])
+async def test_an_evicted_request_is_told_the_wait_that_was_computed_and_no_less_than_a_second(
+    computed_s: int | None,
+) -> None:
+    wait = None if computed_s is None else DurationNs(computed_s * NS_PER_S)
+    stream = Stream(request(1, ttft_ms=5_000), ask(), InstantNs(0))
+    out = Fail(
+        request=stream.request.id,
+        decision=DecisionId(1),
+        reason=Reason.QUEUE_PRESSURE,
+        retry_after_ns=wait,
+    )
+    stream.fail(out, InstantNs(2 * NS_PER_S))
+    fault = (await stream.chunk()).end
+    assert isinstance(fault, Fault)
+    assert fault.retry_after_ns == max(1, computed_s or 0) * NS_PER_S
+    assert fault.left_ns == 3 * NS_PER_S, "of the five seconds that it gave itself"

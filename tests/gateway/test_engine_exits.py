@@ -413,6 +413,7 @@ async def test_every_end_of_an_engine_settles_once_and_reaches_its_caller(
     phase: Phase,
     ends: Ends,
 ) -> None:
+    """A request that an engine refuses leaves no stream open and silent (trap 12)."""
     await world.start()
     await world.reach(phase)
     caller, peer, scene = world.caller, world.peer, world.scene

@@ -11,6 +11,7 @@ from headrace.gateway.errors import (
     EDGES,
     REASONS,
     Edge,
+    Face,
     Fault,
     edge,
     failed,
@@ -42,6 +43,126 @@ TYPES = {
 }
 
 
+_INVALID, _SERVER, _OURS = "invalid_request_error", "server_error", "service_unavailable_error"
+ROWS: dict[tuple[int, str], set[str]] = {
+    (400, _INVALID): {
+        "context_length_exceeded",
+        "invalid_value",
+        "unsupported_parameter",
+        "batch_over",
+    },
+    (401, _INVALID): {"invalid_api_key"},
+    (403, _INVALID): {"model_not_allowed"},
+    (404, _INVALID): {
+        "model_not_found",
+        "not_found",
+        "job_not_found",
+        "file_not_found",
+        "batch_not_found",
+    },
+    (405, _INVALID): {"method_not_allowed"},
+    (410, _INVALID): {"job_cancelled"},
+    (422, _INVALID): {"idempotency_mismatch"},
+    (429, "rate_limit_error"): {
+        "rate_limit_exceeded",
+        "concurrency_limit_exceeded",
+        "slow_down",
+        "too_many_files",
+    },
+    (408, "timeout_error"): {"request_timeout"},
+    (413, _INVALID): {"request_too_large"},
+    (431, _INVALID): {"headers_too_large"},
+    (502, _SERVER): {"upstream_error"},
+    (429, "insufficient_quota"): {"insufficient_quota", "budget_exceeded"},
+    (500, _SERVER): {"internal_error"},
+    (503, _OURS): {"server_is_overloaded", "no_ready_replica"},
+    (504, "timeout_error"): {"deadline_exceeded"},
+}
+"""Every status and type that callers may see, with its codes."""
+DROPPED = {
+    "rejected-saturated", "rejected-no-endpoints", "rejected-ttl-expired", "rejected-context-cancelled",
+    "rejected-shutting-down", "rejected-internal", "evicted", "evicted-queue-pressure", "evicted-priority",
+}  # fmt: skip
+AGAIN = {
+    Reason.QUEUE_PRESSURE: "evicted-queue-pressure",
+    Reason.RESTARTED: "rejected-shutting-down",
+    Reason.SHUT_DOWN: "rejected-shutting-down",
+    Edge.SHUTTING_DOWN: "rejected-shutting-down",
+    Edge.ENGINE_FULL: "evicted",
+    Edge.JOBS_TROUBLE: "rejected-internal",
+}
+"""What a 503 that is not for want of capacity at the door tells routers."""
+NEVER = {Reason.TOKEN_LIMIT, Reason.DEADLINE_IMPOSSIBLE, Edge.JOB_FAILED, Edge.FILES_OF_TENANT}
+"""What is refused by 429, 502 or 503, and would be again."""
+
+
+def face_of(cause: Reason | Edge) -> Face:
+    return REASONS[cause] if isinstance(cause, Reason) else EDGES[cause]
+
+
+def test_the_table_of_statuses_types_and_codes_is_complete_and_kept() -> None:
+    found: dict[tuple[int, str], set[str]] = {}
+    for face in (*REASONS.values(), *EDGES.values()):
+        found.setdefault((face.status, face.type), set()).add(face.code)
+    assert found == ROWS
+
+
+@pytest.mark.parametrize("cause", [*REASONS, *EDGES])
+def test_routers_are_told_who_was_dropped_for_our_sake_and_nobody_for_its_own(
+    cause: Reason | Edge,
+) -> None:
+    face = face_of(cause)
+    expected = None  # a limit or a fault of the caller's own
+    match face.status, face.code:
+        case 503, "no_ready_replica":
+            expected = "rejected-no-endpoints"
+        case 503, _:
+            expected = AGAIN.get(cause, "rejected-saturated")
+        case 504, _:
+            expected = "rejected-ttl-expired"
+        case 502, _ if cause is Reason.REPLICA_LOST:
+            expected = "evicted"
+    assert face.dropped == expected
+    assert face.dropped is None or face.dropped in DROPPED
+
+
+@pytest.mark.parametrize("cause", [*REASONS, *EDGES])
+def test_a_repeat_is_asked_for_where_it_can_help_alone(cause: Reason | Edge) -> None:
+    face = face_of(cause)
+    may_help = face.status in (408, 429, 502, 503) and cause not in NEVER
+    assert face.retryable is may_help
+    told = dict(headers(Fault(face=face, detail=edge(Edge.INTERNAL).detail), lambda _: 0))
+    assert told[b"x-should-retry"] == b"false", "without a wait nobody is asked to come again"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "left_s", "should"),
+    [(3, None, None), (3, 4, None), (3, 3, None), (3, 2.9, b"false"), (3, 0, b"false")],
+)
+def test_a_wait_beyond_what_is_left_is_told_whole_and_not_to_be_waited_for(
+    wait_s: int, left_s: float | None, should: bytes | None
+) -> None:
+    left = None if left_s is None else DurationNs(int(left_s * NS_PER_S))
+    wait = wait_s * NS_PER_S
+    fault = refused(
+        DecisionId(1), rejection(Reason.DEADLINE_QUEUE, Gate.DEADLINE, wait), 1, left_ns=left
+    )
+    told = dict(headers(fault, lambda _: 0))
+    assert told[b"retry-after"] == b"%d" % wait_s, "never shortened"
+    assert told.get(b"x-should-retry") == should
+    assert fault.detail.retryable is (should is None)
+    stretched = dict(headers(fault, lambda bound: bound - 1))
+    if left_s == wait_s:
+        assert stretched[b"x-should-retry"] == b"false", "what is told is what counts"
+
+
+def test_an_evicted_request_is_told_not_to_come_again_after_its_own_time() -> None:
+    late = failed(DecisionId(1), Reason.QUEUE_PRESSURE, 1, left_ns=DurationNs(NS_PER_S - 1))
+    soon = failed(DecisionId(1), Reason.QUEUE_PRESSURE, 1, left_ns=DurationNs(NS_PER_S))
+    assert dict(headers(late, lambda _: 0))[b"x-should-retry"] == b"false"
+    assert b"x-should-retry" not in dict(headers(soon, lambda _: 0))
+
+
 def test_every_reason_has_a_face() -> None:
     assert set(REASONS) == set(Reason)
     assert set(EDGES) == set(Edge)
@@ -49,7 +170,7 @@ def test_every_reason_has_a_face() -> None:
 
 @pytest.mark.parametrize("cause", [*REASONS, *EDGES])
 def test_a_face_is_of_its_status(cause: Reason | Edge) -> None:
-    face = REASONS[cause] if isinstance(cause, Reason) else EDGES[cause]
+    face = face_of(cause)
     assert face.type in TYPES[face.status]
     assert not (face.retryable and face.status < 429 and face.status != 408)
     assert not (face.retryable and face.status == 504), "504 is never to be repeated"

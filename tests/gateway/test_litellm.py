@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.grants import FILE, Grant, Grants
 from headrace.gateway.server import Gateway
+from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.deployment import TenantSpec
 from headrace.model.event import ConfigChanged
+from headrace.model.price import PriceSpec
 from headrace.plane.journal import Verified, verify
+from headrace.policy.catalog import PlaneConfig
+from headrace.units import NS_PER_S
 from tests.gateway.managed import ADMIN_KEY, SPEC, Managed
 from tests.gateway.scenes import KEYS, Caller, ObedientEngine, deployment, keys, reach, sha256
 
@@ -32,7 +37,12 @@ NO_LIMITS: Told = {
     "tpm_limit": None,
     "rpm_limit": None,
     "max_parallel_requests": None,
+    "max_budget": None,
+    "soft_budget": None,
+    "budget_duration": None,
 }
+UNCOUNTED: Told = {"spend": None, "budget_reset_at": None}
+"""What is known of money where nobody counts it."""
 
 
 async def made(gateway: Managed, **fields: Any) -> Told:
@@ -67,7 +77,7 @@ async def test_a_key_is_made_in_force_at_once_and_told_once(tmp_path: Path) -> N
     assert denied.error["code"] == "model_not_allowed"
     for name in (key, "app"):
         info = await gateway.look(f"/key/info?key={name}")
-        assert info.json == {"key": "app", "info": shown}
+        assert info.json == {"key": "app", "info": {**shown, **UNCOUNTED}}
     events = [event for _, event in gateway.pages.records() if isinstance(event, ConfigChanged)]
     assert [event.revision for event in events] == [1, 2]
     (line,) = audited(tmp_path)
@@ -158,6 +168,71 @@ async def test_what_is_named_twice_counts_once() -> None:
     gateway.finish()
 
 
+def priced() -> PlaneConfig:
+    price = PriceSpec(input=1_000.0, output=1_000.0)
+    config = deployment()
+    return replace(config, models=tuple(replace(one, price=price) for one in config.models))
+
+
+async def test_a_budget_of_a_key_is_charged_shown_and_refuses_when_it_is_spent() -> None:
+    gateway = Managed(config=priced())
+    key = (await made(gateway, key_alias="app", max_budget=0.05, budget_duration="24h"))["key"]
+    fresh = (await gateway.look(f"/key/info?key={key}")).json["info"]
+    assert (fresh["max_budget"], fresh["soft_budget"], fresh["budget_duration"]) == (
+        0.05,
+        None,
+        "1d",
+    )
+    assert fresh["spend"] == 0
+    answered = await gateway.ask(key=key, max_tokens=16).done()
+    used = answered.json["usage"]["total_tokens"]
+    assert answered.status == 200
+    spent = (await gateway.look("/key/info?key=app")).json["info"]
+    assert spent["spend"] == used * 1_000 / 1_000_000, "the books' own count, by the model's price"
+    left = datetime.fromisoformat(spent["budget_reset_at"]).timestamp() - gateway.clock.wall()
+    assert 0 < left <= Per.DAY.ns // NS_PER_S
+    refused = gateway.ask(key=key, max_tokens=60)
+    assert (await refused.done()).error["code"] == "budget_exceeded"
+    assert "usd/day" in refused.error["message"]
+    raised = await gateway.order("/key/update", {"key": "app", "max_budget": 5})
+    assert (raised.json["max_budget"], raised.json["budget_duration"]) == (5.0, "1d")
+    kept = (await gateway.look("/key/info?key=app")).json["info"]
+    assert kept["spend"] == spent["spend"], "what was spent stays spent under another limit"
+    assert (await gateway.ask(key=key, max_tokens=60).done()).status == 200
+    gateway.finish()
+
+
+@pytest.mark.parametrize(
+    ("spelled", "per"),
+    [
+        *((one, Per.MINUTE) for one in ("1m", "60s")),
+        *((one, Per.HOUR) for one in ("1h", "60m", "3600s")),
+        *((one, Per.DAY) for one in ("1d", "24h", "86400s")),
+        *((one, Per.MONTH) for one in ("30d", "1mo", "720h")),
+    ],
+)
+async def test_every_duration_that_the_books_keep_may_be_spelled_as_litellm_does(
+    spelled: str, per: Per
+) -> None:
+    gateway = Managed(config=priced())
+    await made(gateway, key_alias="app", soft_budget=0.5, budget_duration=spelled)
+    (tenant,) = (one for one in gateway.driver.plane.settings.config.tenants if one.name == "app")
+    assert tenant.budgets == (WindowSpec(unit=Unit.USD, per=per, soft=0.5),)
+    gone = await gateway.order("/key/update", {"key": "app", "soft_budget": None})
+    assert {name: gone.json[name] for name in NO_LIMITS} == NO_LIMITS
+    gateway.finish()
+
+
+async def test_a_budget_of_a_key_outlives_the_process(tmp_path: Path) -> None:
+    gateway = Managed(config=priced(), folder=tmp_path)
+    await made(gateway, key_alias="app", max_budget=1, budget_duration="1mo")
+    gateway.finish()
+    again = Managed(config=priced(), folder=tmp_path)
+    info = (await again.look("/key/info?key=app")).json["info"]
+    assert (info["max_budget"], info["budget_duration"]) == (1.0, "30d")
+    again.finish()
+
+
 async def test_what_says_nothing_asks_for_the_defaults() -> None:
     gateway = Managed()
     nothing = {**NO_LIMITS, "key_alias": None, "team_id": None}
@@ -183,15 +258,47 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
 @pytest.mark.parametrize(
     ("path", "asked", "status_", "code", "said"),
     [
-        ("generate", {"max_budget": 5.0}, 400, "unsupported_parameter", "max_budget"),
-        ("generate", {"max_budget": 0}, 400, "unsupported_parameter", "max_budget"),
+        ("generate", {"max_budget": 5.0}, 400, "invalid_value", "`30d` (month)"),
+        *(
+            (
+                "generate",
+                {"max_budget": 5.0, "budget_duration": value},
+                400,
+                "invalid_value",
+                "`1h`",
+            )
+            for value in (*EMPTY, [], "7d", "30", "d", "0d", "-1d", "1d ", "9" * 20 + "d", 30)
+        ),
+        *(
+            ("generate", {name: value, "budget_duration": "1d"}, 400, "invalid_value", name)
+            for name in ("max_budget", "soft_budget")
+            for value in (*EMPTY, [], -1, 2e15, "5")
+        ),
+        (
+            "generate",
+            {"max_budget": 1, "soft_budget": 2, "budget_duration": "1d"},
+            400,
+            "invalid_value",
+            "above hard",
+        ),
+        ("generate", {"budget_duration": "1d"}, 400, "invalid_value", "needs `max_budget`"),
+        ("generate", {"team_id": "free", "max_budget": 1}, 400, "invalid_value", "max_budget"),
+        (
+            "generate",
+            {"max_budget": 1, "budget_duration": "1d"},
+            400,
+            "invalid_value",
+            "no `price`",
+        ),
+        ("generate", {"model_max_budget": {"m": 1}}, 400, "unsupported_parameter", "max_budget"),
         ("generate", {"duration": "30d"}, 400, "unsupported_parameter", "duration"),
         ("generate", {"key": "sk-mine"}, 400, "unsupported_parameter", "key"),
         ("generate", {"team_id": "nope"}, 400, "invalid_value", "unknown tenant `nope`"),
         ("generate", {"team_id": "free", "rpm_limit": 1}, 400, "invalid_value", "rpm_limit"),
         ("generate", {"key_alias": "free"}, 400, "invalid_value", "`free` is already"),
-        ("generate", {"key_alias": "a b"}, 400, "invalid_value", "name"),
-        ("generate", {"key_alias": 7}, 400, "invalid_value", "name"),
+        ("generate", {"key_alias": "a b"}, 400, "invalid_value", "`$.key_alias`"),
+        ("generate", {"key_alias": 7}, 400, "invalid_value", "`$.key_alias`"),
+        ("generate", {"team_id": 7}, 400, "invalid_value", "`$.team_id`"),
         *(
             ("generate", {name: value}, 400, "invalid_value", name.removeprefix("key_"))
             for name in ("tpm_limit", "rpm_limit", "max_parallel_requests")
@@ -204,7 +311,7 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ),
         *(
             ("generate", {name: value}, 400, "invalid_value", said)
-            for name, said in (("key_alias", "name"), ("team_id", "tenant"))
+            for name, said in (("key_alias", "`$.key_alias`"), ("team_id", "`$.team_id`"))
             for value in (*EMPTY, [], "a\n", "a\n\n", "\na")
         ),
         ("generate", {"team_id": "free", "rpm_limit": 0}, 400, "invalid_value", "rpm_limit"),
@@ -222,7 +329,7 @@ async def test_a_tenant_that_other_keys_are_of_is_not_withdrawn() -> None:
         ("generate", {"rpm_limit": -1}, 400, "invalid_value", "rpm_limit"),
         ("generate", {"models": ["nope"]}, 400, "invalid_value", "nope"),
         ("generate", [], 400, "invalid_value", "object"),
-        ("update", {"key": "own", "soft_budget": 1}, 400, "unsupported_parameter", "soft_budget"),
+        ("update", {"key": "own", "soft_budget": 1}, 400, "invalid_value", "budget_duration"),
         ("update", {"key": "own", "tpm_limit": "x"}, 400, "invalid_value", "tpm_limit"),
         ("update", {"key": "team", "rpm_limit": 1}, 409, "not_its_own", "tenant `free`"),
         ("update", {"key": "free", "rpm_limit": 1}, 409, "in_the_file", "free"),

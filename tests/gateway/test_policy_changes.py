@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.gateway.steward import REVISIONS
 from headrace.policy.catalog import POLICY
 from headrace.policy.ordering.orders import TenantFirst
 from tests.gateway.managed import Managed, value
@@ -225,4 +226,21 @@ async def test_every_part_of_the_policy_can_be_shown_and_set() -> None:
     assert set(shown) == set(POLICY)
     same = await changed(gateway, **shown)
     assert same == {"revision": 1, "changes": {}, "warnings": []}
+    gateway.finish()
+
+
+async def test_there_is_a_way_back_however_many_keys_were_made_since() -> None:
+    gateway = Managed()
+    await changed(gateway, admission={"margin_ms": 60})
+    for nth in range(REVISIONS + 5):
+        made = await gateway.order("/key/generate", {"key_alias": f"app-{nth}"})
+        assert made.status == 200
+    steward = gateway.admin._steward
+    assert len(steward.revisions) == REVISIONS
+    assert len(steward._kept) == REVISIONS + 1, "and none is kept for nothing"
+    back = await changed(gateway, rollback="previous")
+    assert back["changes"] == {"deployment.admission.margin_ms": [60.0, 50.0]}
+    assert len(steward._kept) == REVISIONS
+    forth = await changed(gateway, rollback="previous")
+    assert forth["changes"] == {"deployment.admission.margin_ms": [50.0, 60.0]}
     gateway.finish()

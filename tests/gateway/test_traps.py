@@ -176,6 +176,9 @@ async def test_the_wait_that_is_told_is_the_predicted_one_and_never_shortened() 
     for _ in range(2):
         limited = await gateway.ask(key=KEYS["slow"], headers=hurry).done()
         told.append((limited.headers["retry-after"], limited.headers["retry-after-ms"]))
+        assert limited.headers["x-should-retry"] == "false", (
+            "its own 100 ms are over by then (ADM-4)"
+        )
         await reach(gateway.clock, 12_500)
     assert told == [("20", "20000"), ("18", "17500")], "when the bucket has refilled, rounded up"
 
@@ -194,6 +197,7 @@ async def test_the_wait_that_is_told_is_the_predicted_one_and_never_shortened() 
         assert wait is not None
         assert int(one.headers["retry-after-ms"]) == max(1_000, ceil_div(wait, NS_PER_MS))
         assert int(one.headers["retry-after"]) == max(1, ceil_div(wait, NS_PER_S))
+        assert one.headers["x-should-retry"] == "false"
     for one in (*callers, *crowd):
         one.leave()
     await asyncio.wait({one.task for one in (*callers, *crowd)})

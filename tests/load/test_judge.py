@@ -103,6 +103,7 @@ def test_a_late_first_token_is_missed() -> None:
         (replace(streamed(), failure=Failure.TIMEOUT), True, None, Outcome.TIMEOUT),
         (replace(streamed(), failure=Failure.STOPPED), True, None, Outcome.CLIENT_CANCEL),
         (replace(refused(0), failure=Failure.STOPPED), False, None, None),
+        (replace(refused(202), code=None), False, None, None),
     ],
 )
 def test_every_end_has_its_place(
@@ -133,6 +134,24 @@ def test_the_log_has_what_the_caller_saw() -> None:
 
     assert (line.id, line.scheduled_ms, line.sent_ms, line.late_ms) == (1, 1_000, 1_003, 3)
     assert (line.ttft_ms, line.gap_ms_max, line.finished, line.met) == (100, 100, True, True)
+
+
+def test_what_was_put_aside_is_offered_deferred_and_not_refused() -> None:
+    replayed = Replay([ROW, ROW, ROW], lambda _: TERMS, "m")
+    replayed.answered(0, streamed())
+    replayed.answered(1, replace(refused(202), code=None))
+    replayed.answered(2, refused(503, "deadline_queue"))
+    made = Setting(
+        label="live", scenario="s", seed=0, url="u", trusted=False, speed=1.0, profile="p"
+    )
+    total = report_of(replayed.run(made), replayed.client(made, ms(1))).total
+    assert {result.value: n for result, n in total.entry.items() if n} == {
+        "admitted": 1,
+        "deferred": 1,
+        "rejected": 1,
+    }
+    assert (total.offered, total.admitted, total.waiting, total.rejected) == (3, 1, 1, 1)
+    assert (total.attained_admitted, total.attained_offered) == (1.0, 0.333333)
 
 
 def test_a_replay_that_was_stopped_reports_what_it_offered() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.model.budget import Per, Unit, WindowSpec
-from headrace.model.decision import Admit, Reason
+from headrace.model.decision import Admit, Gate, Reason, Reject
 from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
 from headrace.model.ids import TenantId
 from headrace.model.price import PriceSpec
@@ -286,6 +286,87 @@ def test_more_branches_than_may_ever_run_are_not_asked_to_wait() -> None:
     assert [one.rejection.retry_after_ns for one in made.refused()] == [None]
 
 
+@pytest.mark.parametrize("limit", ["max_parallel_requests", "max_parallel_sessions"])
+def test_whoever_has_too_many_at_once_may_come_when_the_first_of_them_is_over(limit: str) -> None:
+    """From when its own requests are expected to end, not from a queue it may never join."""
+    made = Driver(limited(**{limit: 2}), replicas=2)
+    for nth, output in enumerate((8_000, 2_000)):
+        made.arrive(session=f"s{nth}", max_output=output)
+    ends = sorted(quota(made).ends.values())
+    steps = [
+        one.demand.output_p50 * H100.reference_step_ns for one in made.plane.state.live.values()
+    ]
+    assert ends[0] - made.now > min(steps), "it is decoded, and computed before that"
+    made.arrive(session="s2")
+    assert made.refused()[-1].rejection.retry_after_ns == max(S, ends[0] - made.now)
+    made.wait(S // 2)
+    made.arrive(session="s2")
+    assert made.refused()[-1].rejection.retry_after_ns == max(S, ends[0] - made.now)
+    made.wait(3_600 * S)
+    made.arrive(session="s2")
+    assert made.refused()[-1].rejection.retry_after_ns == S, "overdue, it may end at any moment"
+    invariants.hold(made.plane, made.now)
+
+
+def test_whoever_asks_for_several_answers_waits_for_as_many_to_end() -> None:
+    made = Driver(limited(max_parallel_requests=3), replicas=3)
+    for output in (100, 1_000, 4_000):
+        made.arrive(max_output=output)
+    ends = sorted(quota(made).ends.values())
+    for branches, end in enumerate(ends, start=1):
+        made.arrive(fan_out=branches)
+        assert made.refused()[-1].rejection.retry_after_ns == max(S, end - made.now)
+
+
+def test_nobody_keeps_when_requests_end_where_their_number_is_not_limited() -> None:
+    made = Driver(limited(*ALL))
+    made.arrive()
+    assert not quota(made).ends
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"rpm_limit": 1}, Reason.REQUEST_RATE),
+        ({"tpm_limit": 1_500}, Reason.TOKEN_RATE),
+        ({"tpm_limit": 500}, Reason.TOKEN_LIMIT),
+        ({"max_parallel_requests": 1}, Reason.CONCURRENCY),
+        ({"budgets": (budget(Unit.REQUESTS, hard=1),)}, Reason.QUOTA_SPENT),
+        ({"budgets": (budget(Unit.WORK, hard=1e-6),)}, Reason.BUDGET_SPENT),
+    ],
+)
+def test_who_is_over_its_limits_is_refused_before_queue_and_replicas_are_looked_at(
+    limits: dict[str, Any], reason: Reason
+) -> None:
+    settings = config(models=MODELS, tenants=(TenantSpec(name="a", **limits),))
+    made, alike = (
+        Driver(settings, replicas=3),
+        Driver(replace(settings, admission=Gates(modes=Modes(budget=Mode.AUDIT))), replicas=3),
+    )
+    for each in (made, alike):
+        each.arrive(max_output=10)
+        each.arrive(max_output=10)
+    entry, full = made.entries()[-1], alike.entries()[-1]
+    assert isinstance(entry.decision, Reject)
+    assert [one.gate for one in entry.decision.verdicts] == [Gate.CONTRACT, Gate.BUDGET]
+    assert entry.decision.reason is reason
+    assert (entry.evidence.replicas, entry.evidence.ready) == ((), 0)
+    assert len(full.evidence.replicas) == 3
+    assert entry.evidence.budget.tokens_needed == full.evidence.budget.tokens_needed
+    assert entry.decision.verdicts[1].reason == full.decision.verdicts[1].reason
+    assert entry.decision == settings.admission.decide(entry.evidence), "as a replay decides it"
+    row = made.rows()[-1]
+    assert row.entry.predicted_output > 0, "what was offered is counted in full (SLO-5)"
+    assert row.entry.work_ns == full.evidence.demand.work_p50_ns
+
+
+def test_a_contract_fault_is_told_before_a_limit() -> None:
+    made = Driver(config(models=MODELS, tenants=(TenantSpec(name="a", rpm_limit=1),)))
+    made.arrive(max_output=10)
+    made.arrive(tokens=500_000)
+    assert why(made) == [Reason.CONTEXT_TOO_LONG]
+
+
 def test_so_many_sessions_have_requests_in_flight_and_no_more() -> None:
     made = Driver(limited(max_parallel_sessions=2), replicas=4)
     first = made.arrive(session="x")
@@ -306,6 +387,29 @@ def test_so_many_sessions_have_requests_in_flight_and_no_more() -> None:
 
 
 # Kept ----------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_rates_and_budgets_go_on_and_nothing_runs_any_more() -> None:
+    limits = {"rpm_limit": 3, "tpm_limit": 10_000, "max_parallel_requests": 2}
+    made = Driver(limited(*ALL, **limits, max_parallel_sessions=2), replicas=2)
+    made.serve(made.arrive(tokens=1_000, session="s", max_output=100), 50)
+    made.arrive(tokens=1_000, session="t", max_output=100)
+    before = used(made)
+    made.plane = Plane.thaw(made.plane.freeze())
+    made.wait(5 * MS)
+    made.restart()
+    invariants.over(made.plane)
+    assert used(made) == before, "what runs no more made nothing that is known"
+    tokens, requests = quota(made).tokens, quota(made).requests
+    assert tokens is not None
+    assert requests is not None
+    assert (tokens.level, requests.level) == (10_000 - 1_050, 1), "neither begins anew"
+    made.up("r0")
+    for nth in range(2):
+        made.arrive(tokens=1_000, session=f"u{nth}", max_output=100)
+    assert why(made) == [Reason.REQUEST_RATE], (
+        "two may run at once again, one of them comes too soon"
+    )
 
 
 def test_budgets_are_frozen_and_thawed_with_the_plane() -> None:

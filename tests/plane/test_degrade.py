@@ -6,15 +6,17 @@ import pytest
 
 from headrace.model.decision import Admit, Degrade, Reason, Reject
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
-from headrace.model.ids import ModelName
+from headrace.model.ids import ModelName, PoolName
 from headrace.model.ladder import Effort, LadderSpec
-from headrace.model.request import TextBytes
+from headrace.model.request import BY_BYTES, TextBytes
 from headrace.plane.core import Plane
 from headrace.plane.levels import Inflow, Standing
 from headrace.policy.admission.gates import GateMode, Gates
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.degrade.level import Degrading
+from headrace.policy.predict.ceiling import OutputBudget
 from headrace.units import NS_PER_S, InstantNs, Tokens
+from tests.plane import invariants
 from tests.plane.scenes import H100, MODEL, MS, Driver, S, config, small
 
 PARTS = (Tokens(3_000), Tokens(2_000), Tokens(1_000))
@@ -213,6 +215,24 @@ def test_a_limit_of_ours_teaches_nothing_of_lengths() -> None:
     assert len(made.plane.state.outputs.windows) == before[1]
 
 
+def test_parts_are_measured_as_their_prompt_is() -> None:
+    """Bytes come to tokens by what was learned: of the optional parts alike."""
+    made = Driver(ladder())
+    text = TextBytes(ascii=4_000)
+    for _ in range(made.plane.settings.config.input_prediction.enough):
+        taught = made.arrive("a", 1_000, text=text, input_revision=BY_BYTES)
+        made.serve(taught)  # the engine counts what was told
+        row = made.plane.state.inputs
+    assert row.windows
+    live = made.live(
+        made.arrive(
+            "a", 500, text=text, input_revision=BY_BYTES, optional=(Tokens(100), Tokens(50))
+        )
+    )
+    assert live.request.input_tokens == 1_000
+    assert live.request.optional == (200, 100)
+
+
 # A smaller model -------------------------------------------------------------------------------------
 
 LITTLE = (Tokens(100),)
@@ -244,6 +264,26 @@ def test_the_smaller_model_answers_from_its_own_pool() -> None:
     assert made.plane.state.models[ModelName("small")].backlog.size == 0
 
 
+@pytest.mark.parametrize(("told", "limit"), [(None, 30), (400, 200), (40, 20)])
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_the_smaller_model_keeps_the_output_budget_that_it_has(
+    told: int | None, limit: int, part: float
+) -> None:
+    """Whoever named no limit gets no more of it for having asked for another model."""
+    budget = OutputBudget(tokens=900, models={"small": 30})
+    spec = TWO["spec"] | {"output_part": part}
+    made = Driver(ladder(**(TWO | {"spec": spec}), output_budget=budget))
+    made.up("small-0", "q")
+    crowd(made)
+    asked(made, optional=LITTLE, max_output=told)
+    decision = made.entries()[-1].decision
+    assert isinstance(decision, Degrade)
+    assert decision.lesser.model == "small"
+    kept = limit if told is None or part < 1 else told
+    assert (decision.max_output, made.sent()[-1].output_limit) == (kept, kept)
+    invariants.hold(made.plane, made.now)
+
+
 @pytest.mark.parametrize(
     "tenant",
     [TenantSpec(name="a", degrade=2), TenantSpec(name="a", degrade=3, models=("m",))],
@@ -257,6 +297,16 @@ def test_the_smaller_model_is_for_tenants_that_may_use_it(tenant: TenantSpec) ->
     decision = made.entries()[-1].decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.DEADLINE_QUEUE
+
+
+def test_a_refusal_is_of_the_model_that_was_asked_for() -> None:
+    made = Driver(ladder(**TWO))
+    made.up("small-0", "q")
+    for _ in range(9):
+        asked(made, optional=LITTLE, ttft_ns=1_000_000)
+    row = made.rows()[-1]
+    assert (row.admitted, row.model, row.level) == (False, "m", 0)
+    assert made.plane.state.models[ModelName("small")].lengths == {}
 
 
 def test_without_a_ready_replica_of_one_model_the_other_answers() -> None:
@@ -361,6 +411,17 @@ def test_without_any_ladder_nothing_is_counted() -> None:
     made.arrive()
     assert made.known.inflow == Inflow()
     assert made.known.standings == {}
+
+
+def test_a_measured_rate_far_below_the_declared_one_is_not_believed() -> None:
+    made = Driver(ladder(), replicas=2)
+    rate = made.known.rates[PoolName("p")]
+    for done, seen in ((1.0, 2_000_000), (0.6, 1_200_000), (0.01, 700_000)):
+        rate.time_ns, rate.done_ns = S, round(done * S)
+        asked(made, tokens=100, optional=())
+        ladder_of = made.entries()[-1].ladder
+        assert ladder_of is not None
+        assert ladder_of.pressure.rate_micro == seen
 
 
 def test_marks_of_the_configuration_decide() -> None:

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 from headrace.model.decision import Admit, Reason, Reject
 from headrace.model.deployment import ClassSpec, LaneSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Concluded, Decided, Dispatch, Fail
-from headrace.model.ids import AttemptId, ClassName, TenantId
+from headrace.model.ids import AttemptId, ClassName, PoolName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.accounts import Accounts, Tally
 from headrace.plane.ledger import Bucket
 from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.ordering.orders import Fifo
-from headrace.units import MICRO, InstantNs, Tokens
+from headrace.units import MICRO, InstantNs, Tokens, WorkNs, time_for
 from tests.plane.scenes import H100, MS, Driver, S, config, patient, small, usage
 
 AUDIT = Gates(mode=GateMode.AUDIT)
@@ -576,6 +576,18 @@ def test_a_full_class_pushes_out_the_last_of_whoever_is_furthest_over() -> None:
     assert (row.request, row.admitted, row.outcome) == (4, True, Outcome.ERROR)
 
 
+def test_who_is_pushed_out_may_come_when_its_tenants_own_have_drained() -> None:
+    made = crowded()
+    made.arrive("a", 3_000)
+    waiting = [made.arrive("a", 4_000) for _ in range(3)]
+    made.arrive("b", 200)
+    (out,) = made.failed()
+    assert out.request == waiting[-1]
+    work = sum(made.live(one).demand.work_p50_ns for one in waiting[:-1])
+    least = time_for(WorkNs(work), made.known.rates[PoolName("p")].micro())
+    assert out.retry_after_ns == least > 0
+
+
 def test_the_newcomer_goes_if_its_own_tenant_is_furthest_over() -> None:
     made = crowded()
     made.arrive("a", 3_000)
@@ -669,3 +681,26 @@ def test_who_left_before_a_decision_was_not_refused() -> None:
     tally = Tally(offered=1)
     Accounts().conclude(tally, row)
     assert (tally.left_before, tally.rejected) == (1, {})
+
+
+@pytest.mark.parametrize("given", [10, 1_000, 20_000])
+def test_nobody_is_let_in_behind_a_prompt_that_its_engine_does_not_begin(given: int) -> None:
+    """Whatever its length: once it is overdue by as much as a newcomer has time, the wait is too long."""
+    made = Driver()
+    stuck = made.arrive("a", given)
+    made.wait(10 * S)
+    late = made.arrive("b")
+    assert [one.request for one in made.refused()] == [late]
+    assert made.refused()[0].rejection.reason is Reason.DEADLINE_QUEUE
+    made.first(made.live(stuck).attempt)
+    made.arrive("b")
+    assert len(made.refused()) == 1
+
+
+def test_an_engine_that_stands_still_is_not_the_nearest() -> None:
+    made = Driver(replicas=2)
+    stuck = made.arrive("a", 100)
+    made.wait(10 * S)
+    made.arrive("b")
+    assert not made.refused()
+    assert made.sent()[-1].replica != made.live(stuck).replica

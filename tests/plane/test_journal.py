@@ -256,7 +256,7 @@ def test_what_is_no_frame_is_no_journal() -> None:
 
 def test_another_version_is_refused() -> None:
     head = Checkpoint(version=99, index=0, digest=bytes(16), state=Plane().freeze())
-    with pytest.raises(JournalError, match="journal version 99, this reads 4"):
+    with pytest.raises(JournalError, match="journal version 99, this reads 5"):
         verify([frame_bytes(head)])
 
 

@@ -45,6 +45,7 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ScaleFrozen,
     ShutDown,
@@ -59,6 +60,7 @@ from headrace.model.ids import (
     ReplicaName,
     RequestId,
 )
+from headrace.model.ladder import LadderSpec
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.price import PriceSpec
 from headrace.model.request import Request
@@ -74,6 +76,7 @@ from headrace.policy.fairness.costs import KvCost, WorkCost
 from headrace.policy.fairness.vtc import Vtc
 from headrace.policy.ordering.orders import Fifo, TenantFirst
 from headrace.policy.predict.ceiling import OutputBudget
+from headrace.policy.routing.seconds import Seconds
 from headrace.units import Blocks, DurationNs, InstantNs, Tokens
 from tests.plane import invariants, trees
 from tests.plane.scenes import MS, S, small, usage
@@ -127,6 +130,19 @@ def _without(**changes: Any) -> PlaneConfig:
     return PlaneConfig(**(given | changes))
 
 
+LADDERS: dict[str, Any] = {
+    "classes": (
+        replace(
+            CLASSES[0],
+            ttft_ms=300.0,
+            degrade=LadderSpec(level=3, model="n", keep=1, defer=True),
+        ),
+        replace(CLASSES[1], degrade=LadderSpec(level=1, output_part=0.01)),
+        *CLASSES[2:],
+    ),
+    "tenants": tuple(replace(one, degrade=3) for one in TENANTS),
+}
+FREE = tuple(TenantSpec(name=one.name, degrade=3) for one in TENANTS)
 CONFIGS = (
     BASE,
     _without(admission=Gates()),
@@ -141,10 +157,21 @@ CONFIGS = (
     _without(fairness=Vtc(cost=KvCost())),
     _without(output_budget=OutputBudget(tokens=40, classes={"batch": None})),
     _without(window=Window(prefill_ms=20.0, step_tokens={"any": 64, "own": None})),
+    _without(
+        window=Window(prefill_ms=1e-9, kv_reserve=0.5, step_tokens={"any": 1, "other": 10**6})
+    ),
+    _without(window=Window(unbounded=True), routing=Seconds(candidates=1, prefix_reliability=0.0)),
+    _without(admission=Gates(mode=GateMode.OBSERVE, modes=Modes(contract=Mode.AUDIT))),
+    _without(tenants=tuple(TenantSpec(name=one.name) for one in TENANTS)),
+    _without(tenants=tuple(replace(one, tpm_limit=500, rpm_limit=1) for one in TENANTS)),
+    _without(**LADDERS, admission=Gates()),
+    _without(**(LADDERS | {"tenants": FREE}), admission=Gates()),
+    _without(**LADDERS),
+    _without(**LADDERS, admission=Gates(modes=Modes(budget=Mode.AUDIT, memory=Mode.AUDIT))),
     _without(pools=(replace(POOLS[0], scaling=EAGER), *POOLS[1:])),
     _without(pools=(replace(POOLS[0], scaling=LAZY), replace(POOLS[1], scaling=EAGER))),
 )
-SCALED = CONFIGS[-2:]
+LADDERED, SCALED = CONFIGS[-6:-2], CONFIGS[-2:]
 NAMES = ("r0", "r1", "r2", "r3")
 OUTCOMES = (Outcome.SUCCESS, Outcome.SUCCESS, Outcome.ERROR, Outcome.TIMEOUT)
 
@@ -153,7 +180,9 @@ class WholePlane(RuleBasedStateMachine):
     """Legal, late, repeated, unknown and out-of-phase events against the plane's own books."""
 
     @initialize(
-        first=st.one_of(st.sampled_from((*CONFIGS[:4], *SCALED)), trees.grown(BASE)),
+        first=st.one_of(
+            st.sampled_from((*CONFIGS[:4], *LADDERED, *LADDERED[:2], *SCALED)), trees.grown(BASE)
+        ),
         pools=st.lists(st.sampled_from(("any", "own")), min_size=1, max_size=3),
     )
     def begin(self, first: PlaneConfig, pools: list[str]) -> None:
@@ -287,6 +316,7 @@ class WholePlane(RuleBasedStateMachine):
                 "ttl_ns": st.sampled_from((None, 1, 10**18)),
                 "user": st.sampled_from(trees.USERS),
                 "session": st.sampled_from((None, "s", "t", "u")),
+                "deferred": st.sampled_from((False, False, True)),
             }
         )
     )
@@ -301,9 +331,22 @@ class WholePlane(RuleBasedStateMachine):
         chunks: dict[str, Any] = {
             "prefix": tuple(range(first, first + prefix)),
             "prefix_tokens": Tokens(256 if prefix else 0),
+            "lowest": (3, 3, 1, 3, 0)[self.requests % 5],
         }
+        if self.requests % 2:
+            part = asked["input_tokens"] // 4
+            chunks |= {"optional": (Tokens(part), Tokens(part // 2)), "prefix_kept": prefix // 2}
         self.tell(RequestArrived(Request(id=request, **chunks, **asked)))
         assert request in self.over or request in self.plane.state.live
+
+    @rule(
+        tenant=st.sampled_from(("a", "b", "stranger")),
+        model=st.sampled_from(("m", "old", "unknown")),
+        slo_class=st.sampled_from((None, "batch", "odd")),
+    )
+    def put_aside(self, **asked: Any) -> None:
+        request = Request(id=RequestId(10**12), input_tokens=Tokens(100), **asked)
+        self.tell(RequestDeferred(request))
 
     @rule(nth=st.integers(0, 30), streamed=st.booleans())
     def leave(self, nth: int, streamed: bool) -> None:

@@ -32,6 +32,7 @@ def view(name: str = "r0", **changes: Any) -> ReplicaView:
         "blocks_total": 1_000,
         "slots": 256,
         "cached_tokens": 0,
+        "believed_tokens": 0,
         "prefill_ns": 100 * MS,
         "prefix_credit_ns": 0,
         "step_ns": 12 * MS,

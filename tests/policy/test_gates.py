@@ -17,10 +17,10 @@ from headrace.policy.admission.gates import (
     Mode,
     Modes,
     Wait,
-    gap_bound_broken,
     nearest,
     predicted_wait,
     retry_after,
+    step_bound_broken,
 )
 from headrace.units import MICRO
 from tests.policy.evidence import MS, S, budget, contract, entry, lengths, view, wait, wanted
@@ -130,7 +130,7 @@ HOUR_TOKENS = spent(Unit.TOKENS, Per.HOUR, 1_480, 9_000, 10_000)
 MINUTE_TOKENS = spent(Unit.TOKENS, Per.MINUTE, 1_480, 9_000, 10_000, wait_ns=9 * S)
 BUDGET_FAULTS += [
     (within(HOUR_TOKENS, parallel_left=0), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
-    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, S),
+    (within(MINUTE_TOKENS, parallel_left=0), Reason.CONCURRENCY, 1, 0, 9 * S),
     (within(MINUTE_TOKENS), Reason.BUDGET_RATE, 1_480, 1_000, 9 * S),
     (within(MINUTE_TOKENS, HOUR_TOKENS), Reason.QUOTA_SPENT, 1_480, 1_000, 90 * S),
     (
@@ -186,6 +186,33 @@ def test_both_buckets_must_have_refilled_before_a_repeat_can_succeed() -> None:
         tokens_wait_ns=40 * S,
     )
     assert rejected({"budget": facts}).retry_after_ns == 40 * S
+
+
+_WAIT = st.integers(1, 10**6).map(lambda ms: ms * MS)
+
+
+@given(
+    bucket=st.none() | _WAIT,
+    ends=st.none() | _WAIT,
+    windows=st.lists(st.tuples(st.sampled_from(list(Per)), _WAIT), max_size=3),
+)
+def test_nobody_is_asked_again_before_every_balance_allows_it(
+    bucket: int | None, ends: int | None, windows: list[tuple[Per, int]]
+) -> None:
+    """Whichever of them is named: who came back when it allows it would be refused by the next."""
+    waits = [*(one for one in (bucket, ends) if one is not None), *(wait for _, wait in windows)]
+    told: dict[str, Any] = {
+        "windows": tuple(spent(Unit.TOKENS, per, 2, 9, 10, wait_ns=wait) for per, wait in windows)
+    }
+    if bucket is not None:
+        told |= {"tokens_left": 0, "tokens_limit": 2_000, "tokens_wait_ns": bucket}
+    if ends is not None:
+        told |= {"parallel_left": 0, "parallel_limit": 1, "ends_wait_ns": ends}
+    if not waits:
+        return
+    again = rejected({"budget": budget(**told)}).retry_after_ns
+    assert again is not None
+    assert again >= max(waits)
 
 
 def test_the_budget_verdict_of_who_passes_shows_what_is_left() -> None:
@@ -254,10 +281,37 @@ def test_a_retry_is_never_asked_for_within_a_second_of_a_queue() -> None:
     assert retry_after(Reason.DEADLINE_QUEUE, entry(), -5) == S
     assert retry_after(Reason.DEADLINE_QUEUE, entry(), -7 * S) == 7 * S
     slow = entry(wait=wait(backlog_ns=9 * S, own_ahead_ns=9 * S))
-    for reason in (Reason.CONCURRENCY, Reason.TENANT_QUEUE_FULL, Reason.NO_READY_REPLICA):
+    for reason in (Reason.TENANT_QUEUE_FULL, Reason.NO_READY_REPLICA):
         assert retry_after(reason, entry(), 0) == S
         assert retry_after(reason, slow, 0) == 9 * S
     assert retry_after(Reason.GAP_BOUND, entry(), 0) == S
+    assert retry_after(Reason.LENGTH_SHARE, entry(), 0, 5) == S
+    assert retry_after(Reason.LENGTH_SHARE, entry(), 0, 5 * S) == 5 * S
+
+
+def test_steps_are_short_enough_again_once_so_many_streams_have_ended() -> None:
+    """All of them end within an answer's length, so that a part of them takes that part of it."""
+    steps: dict[str, Any] = {"step_ns": 90 * MS, "decodes": 8, "decode_extra_ns": 40 * MS}
+    long = {"demand": wanted(output_p50=1_000), "gap_ns": 80 * MS}
+    crowded = entry(replicas=(view(**steps),), **long)
+    assert retry_after(Reason.GAP_BOUND, crowded, 0) == 1_000 * 90 * MS * 10 // 40
+    emptier = view("r1", **{**steps, "step_ns": 84 * MS})
+    both = entry(replicas=(view(**steps), emptier), **long)
+    assert retry_after(Reason.GAP_BOUND, both, 0) == 1_000 * 84 * MS * 4 // 40
+    tight = entry(replicas=(view(**steps, tightest_gap_ns=60 * MS),), **long)
+    assert retry_after(Reason.GAP_BOUND, tight, 0) == 1_000 * 90 * MS * 30 // 40
+    never = entry(replicas=(view(**steps, tightest_gap_ns=MS),), **long)
+    assert retry_after(Reason.GAP_BOUND, never, 0) == 1_000 * 90 * MS, "all of them, no more"
+    computed = entry(replicas=(view(step_ns=90 * MS, prefill_left_ns=3 * S),), **long)
+    assert retry_after(Reason.GAP_BOUND, computed, 0) == 3 * S
+
+
+def test_too_many_at_once_may_come_when_their_own_are_over() -> None:
+    for reason in (Reason.CONCURRENCY, Reason.SESSIONS):
+        full: dict[str, Any] = {"parallel_left": 0, "sessions_left": 0}
+        late = budget(ends_wait_ns=7 * S, **full)
+        assert retry_after(reason, entry(budget=late), 0) == 7 * S
+        assert retry_after(reason, entry(budget=budget(**full)), 0) == S
 
 
 @pytest.mark.parametrize("slack", [0, 1])
@@ -331,10 +385,10 @@ def test_the_fair_wait_counts_what_others_get_first_and_never_more_than_waits() 
 
 
 def test_nobody_is_harmed_on_an_idle_replica() -> None:
-    assert gap_bound_broken(entry(gap_ns=8 * MS)) is None
-    assert gap_bound_broken(entry(replicas=())) is None
+    assert step_bound_broken(entry(gap_ns=8 * MS)) is None
+    assert step_bound_broken(entry(replicas=())) is None
     pending = view(pending_prefill_ns=1)
-    assert gap_bound_broken(entry(gap_ns=8 * MS, replicas=(pending,))) is not None
+    assert step_bound_broken(entry(gap_ns=8 * MS, replicas=(pending,))) is not None
 
 
 def test_audit_records_what_it_would_have_refused() -> None:

@@ -64,6 +64,15 @@ def test_an_estimate_is_the_median_and_its_margin_reaches_p90() -> None:
     assert (twice.input_tokens, twice.input_margin) == (420, 16), "it is tokens a byte"
 
 
+@given(st.integers(2, 10**4))
+def test_what_may_be_left_out_is_taken_for_as_much_more_or_less_as_the_whole(tokens: int) -> None:
+    parts = (Tokens(100), Tokens(50))
+    came = prompt(ascii_only(), optional=parts)
+    found = PREDICTION.fit(taught(*[tokens] * 4), MODEL, came)
+    assert found.optional == tuple(one * tokens // came.input_tokens for one in parts)
+    assert sum(found.optional) <= found.input_tokens
+
+
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_the_same_prompt_again_is_counted_exactly(size: int, tokens: int) -> None:
     state = taught(*[tokens] * 4, text=ascii_only(size))

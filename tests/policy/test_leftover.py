@@ -49,9 +49,7 @@ def test_it_grows_where_it_was_reached_whatever_has_ended_since() -> None:
     assert pace.limit == RULE.burst * 2 + 1, "what two open replicas take at a time"
 
 
-@pytest.mark.parametrize(
-    "way", [{"waiting": 1}, {"refused": 1}, {"slack_ppm": 99_999}, {"slack_ppm": -5}]
-)
+@pytest.mark.parametrize("way", [{"refused": 1}, {"slack_ppm": 99_999}, {"slack_ppm": -5}])
 def test_whoever_is_in_the_way_halves_it_at_once_and_once(way: dict[str, int]) -> None:
     room = RULE.room(Pace(12), seen(running=10, **way))
     assert room == Room(Pace(5, disturbed=True))
@@ -60,6 +58,30 @@ def test_whoever_is_in_the_way_halves_it_at_once_and_once(way: dict[str, int]) -
     after = RULE.room(again.pace, seen(running=10))
     assert after.take == 0, "more run than may, from before"
     assert not after.pace.disturbed
+
+
+def test_who_still_waits_the_next_time_halves_it_once() -> None:
+    first = RULE.room(Pace(12), seen(running=10, waiting=1))
+    assert first == Room(Pace(12, waited=True)), "nothing is taken up, and no job is too many yet"
+    again = RULE.room(first.pace, seen(running=10, waiting=1))
+    assert again == Room(Pace(5, disturbed=True, waited=True))
+    assert RULE.room(again.pace, seen(running=10, waiting=1)) == again
+    assert RULE.room(again.pace, seen(running=10)).pace == Pace(5, full=True)
+
+
+def test_who_waited_only_once_costs_no_job() -> None:
+    pace = Pace(12)
+    for _ in range(5):
+        pace = RULE.room(pace, seen(running=10, waiting=1)).pace
+        pace = RULE.room(pace, seen(running=10)).pace
+    assert pace.limit >= 12
+
+
+def test_who_waits_on_after_somebody_was_refused_halves_it_no_more() -> None:
+    refused = RULE.room(Pace(12), seen(running=10, refused=1))
+    waiting = RULE.room(refused.pace, seen(running=10, waiting=1))
+    assert waiting == Room(Pace(5, disturbed=True, waited=True))
+    assert RULE.room(waiting.pace, seen(running=10, waiting=1)) == waiting
 
 
 def test_slack_enough_disturbs_nobody() -> None:
@@ -90,11 +112,11 @@ _SEEN = st.builds(
 
 
 @settings(max_examples=200)
-@given(st.integers(1, 40), st.booleans(), st.booleans(), _SEEN)
+@given(st.integers(1, 40), st.booleans(), st.booleans(), st.booleans(), _SEEN)
 def test_bounds_hold_whatever_is_seen(
-    limit: int, full: bool, disturbed: bool, looked: Seen
+    limit: int, full: bool, disturbed: bool, waited: bool, looked: Seen
 ) -> None:
-    pace = Pace(limit, full, disturbed)
+    pace = Pace(limit, full, disturbed, waited)
     room = RULE.room(pace, looked)
     assert 1 <= room.pace.limit <= max(limit, RULE.at_once)
     assert 0 <= room.take <= RULE.burst * looked.open

@@ -7,11 +7,12 @@ import pytest
 
 from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.decision import Reason
-from headrace.model.deployment import ModelSpec, PoolSpec, TenantSpec
+from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Effect
 from headrace.model.event import Event
 from headrace.model.evidence import EntryEvidence
 from headrace.model.ids import DecisionId, RequestId
+from headrace.model.ladder import LadderSpec
 from headrace.model.price import PriceSpec
 from headrace.plane.journal import Gap, Recorder, frame_bytes
 from headrace.policy.admission.gates import Gates, Mode, Modes
@@ -32,8 +33,8 @@ from headrace.report.story import Story, Untold, of_journal, request_of
 from headrace.report.tables import render
 from headrace.report.turn import turn_rows
 from headrace.report.words import NONE
-from headrace.units import InstantNs
-from tests.plane.scenes import MS, Driver, S, config, patient, small
+from headrace.units import InstantNs, Tokens
+from tests.plane.scenes import H100, MS, Driver, S, config, patient, small
 from tests.policy.evidence import entry, lengths
 
 ONE_AT_A_TIME = (PoolSpec(name="p", model="m", profile=small(8_192, running=1)),)
@@ -183,6 +184,44 @@ def test_what_a_gate_only_recorded_is_told_beside_what_was_decided() -> None:
     refused = explained(made.story(made.arrive("a", 200_000)))
     assert "refused by the contract gate" in refused
     assert "recorded" not in refused
+
+
+def test_what_less_a_request_is_given_and_why_is_told() -> None:
+    ladder = LadderSpec(level=3, model="small", keep=1)
+    made = Recorded(
+        config(
+            models=(ModelSpec(name="m"), ModelSpec(name="small")),
+            pools=(*config().pools, PoolSpec(name="q", model="small", profile=H100)),
+            tenants=(TenantSpec(name="a", degrade=3), TenantSpec(name="b")),
+            classes=(ClassSpec(name="c", ttft_ms=500.0, degrade=ladder),),
+        )
+    )
+    made.up("r0")
+
+    def asked(*optional: int, **more: Any) -> str:
+        parts = tuple(map(Tokens, optional))
+        request = made.arrive("a", 7_000, optional=parts, max_output=Tokens(1_000), **more)
+        return " ".join(explained(made.story(request)).split())
+
+    assert "ladder" not in asked().partition("Gates")[0]
+    told = asked(2_000, 3_000)
+    assert "at level 2 of its ladder with 4,000 tokens of its prompt, at most 500 of answer" in told
+    assert "with more it would have been refused: deadline queue" in told
+    assert "0 7,000 480 1,000" in told  # the form that was refused
+    assert "its tenant agreed to level 3, its caller to 3" in told
+    assert "comes in at level 2" in told
+    told = asked(lowest=1)
+    assert "refused by the deadline gate: deadline queue, at level 1 of its ladder too;" in told
+    made.up("small-0", "q")
+    told = asked(10)
+    assert "at level 3 of its ladder with its whole prompt" in told
+    assert ", by small: " in told
+    for _ in range(3):
+        asked(lowest=1)
+    for request in list(made.plane.state.live):
+        made.serve(request)
+    told = asked()
+    assert "its class is at that level, since more comes in than can be served as asked" in told
 
 
 def test_budgets_are_told_in_their_own_unit() -> None:

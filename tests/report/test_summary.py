@@ -55,6 +55,27 @@ def test_every_offered_request_has_one_entry_result_and_every_admitted_one_outco
     assert total.missed_by == {"ttft": 1}
 
 
+def test_deferred_ones_are_an_entry_of_their_own_and_admitted_once_they_were_sent() -> None:
+    pairs = mixed()
+    for nth, pair in (
+        (10, served(10)),
+        (11, lost(11, replica="r0")),
+        (12, refused(12, reason=None)),
+    ):
+        offered, row = pair
+        pairs.append((offered, replace(row, deferred=True)))
+        assert offered.request == nth
+    found = summarise(run(pairs))
+    total = found.total
+    assert total.offered == 13 == sum(total.entry.values())
+    assert total.entry[EntryResult.DEFERRED] == 3
+    assert total.entry[EntryResult.ADMITTED] == 6
+    assert total.entry[EntryResult.LEFT_BEFORE] == 1
+    assert (total.admitted, total.waiting, sum(total.outcomes.values())) == (8, 1, 8)
+    assert "3 deferred" in render_summary(found)
+    assert sum(part.waiting for part in found.by_tenant_class) == 1
+
+
 def test_whatever_ends_after_admission_stays_in_the_denominator() -> None:
     total = summarise(run(mixed())).total
     assert (total.met, total.admitted) == (1, 6)

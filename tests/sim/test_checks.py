@@ -13,19 +13,23 @@ from headrace.model.deployment import TenantSpec
 from headrace.model.effect import Cancel, Concluded, Dispatch, Effect, Refuse
 from headrace.model.event import Ended, Event, FirstToken, ReplicaUp
 from headrace.model.ids import AttemptId, ClassName, Incarnation, ModelName, RequestId
+from headrace.model.ladder import LadderFacts, LadderSpec
 from headrace.model.slo import Indicators, Outcome, indicators
-from headrace.plane import dispatch, entry, machine, streams
+from headrace.plane import degrade, dispatch, entry, machine, streams
 from headrace.plane.core import Plane
 from headrace.plane.ledger import Flight, Ledger
 from headrace.plane.machine import Machine
 from headrace.plane.state import Live
 from headrace.policy.catalog import PlaneConfig
+from headrace.policy.degrade import forms as forms_of
+from headrace.policy.degrade.forms import Form, forms
 from headrace.policy.fairness.backlog import Backlog, Turn
 from headrace.sim import books, buckets, checks, consent, holdings
 from headrace.sim.checks import Broken
 from headrace.sim.faults import Crash, Drain, Leavers
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
+from headrace.trace.mix import Headroom, OptionalParts
 from headrace.units import InstantNs, Tokens
 from tests.sim.scenes import burst, deployment, run, scenario, source
 
@@ -402,6 +406,50 @@ def test_a_queue_beyond_its_bound(monkeypatch: Patch) -> None:
     config = deployment()
     short = tuple(replace(spec, queue=3) for spec in config.classes)
     caught("INV-12", busy(replace(config, classes=short)))
+
+
+def skewed(change: Callable[[Form], Form]) -> Callable[..., tuple[Form, ...]]:
+    """Return what makes forms of the ladder that differ from what was agreed to."""
+
+    def made(spec: LadderSpec, facts: LadderFacts) -> tuple[Form, ...]:
+        asked, *lesser = forms(spec, facts)
+        return asked, *(change(one) for one in lesser)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: replace(form, kept=0, input_tokens=Tokens(form.input_tokens - 9)),
+        lambda form: replace(form, max_output=Tokens(1)),
+    ],
+    ids=["prompt", "output"],
+)
+def test_less_than_was_agreed_to(monkeypatch: Patch, change: Callable[[Form], Form]) -> None:
+    monkeypatch.setattr(forms_of, "forms", skewed(change))
+    monkeypatch.setattr(degrade, "forms", skewed(change))
+    caught("INV-13", hurried(LadderSpec(level=1)))
+
+
+def test_a_level_that_nobody_agreed_to(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(forms_of, "agreed", lambda spec, _: spec.level)
+    caught("INV-13", hurried(LadderSpec(level=2)))
+
+
+def test_a_form_that_is_forgotten_on_the_way(monkeypatch: Patch) -> None:
+    forgets = Form.lesser
+    monkeypatch.setattr(Form, "lesser", lambda form: replace(forgets(form), level=2))
+    caught("INV-13", hurried(LadderSpec(level=1)))
+
+
+def hurried(ladder: LadderSpec) -> Scenario:
+    """Return overload with consent to shorter answers."""
+    plain = deployment(tenants=(TenantSpec(name="a", degrade=1),))
+    chat = replace(plain.classes[0], ttft_ms=200.0, degrade=ladder)
+    given = replace(plain, classes=(chat, *plain.classes[1:]))
+    asks = replace(source("a", 900.0), max_tokens=Headroom(), optional=OptionalParts())
+    return scenario(asks, config=given, rows=600)
 
 
 def test_the_page_of_invariants_numbers_what_is_checked() -> None:

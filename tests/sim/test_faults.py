@@ -249,7 +249,7 @@ def test_callers_leave_in_every_phase() -> None:
     queued = [row for row in left if row.request not in attempts]
     sent = [attempts[row.request] for row in left if row.request in attempts]
     assert len(queued) > 10
-    assert len([attempt for attempt in sent if attempt not in started]) > 3
+    assert len([attempt for attempt in sent if attempt not in started]) > 2
     assert len([attempt for attempt in sent if attempt in started]) > 10
     assert cancelled == set(sent)  # whoever was sent is stopped
     asked = {event.request for event in ran.events(CallerLeft)}

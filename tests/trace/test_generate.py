@@ -30,6 +30,7 @@ from headrace.trace.mix import (
     MaxTokens,
     Mix,
     OnOff,
+    OptionalParts,
     Part,
     Poisson,
     Quantiles,
@@ -216,6 +217,32 @@ def test_prefix_groups_share_chunks_within_a_source_only() -> None:
     ids = [chunk for prefix in mine | theirs for chunk in prefix]
     assert len(set(ids)) == len(ids) == 6 * 4
     assert {(row.input_tokens, row.prefix_tokens) for row in rows} == {(1_034, 256)}
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "parts", "optional"),
+    [
+        (1_000, 0.4, 4, (100,) * 4),
+        (1_001, 0.4, 4, (100,) * 4),
+        (9, 0.4, 4, ()),
+        (10, 0.4, 4, (1,) * 4),
+    ],
+)
+def test_a_share_of_each_prompt_is_optional_in_equal_parts(
+    given: int, share: float, parts: int, optional: tuple[int, ...]
+) -> None:
+    marked = source("a", lengths=Fixed(given, 5), optional=OptionalParts(share, parts), lowest=1)
+    (row,) = generate(Mix(sources=(marked,), rows=1), 0)
+    assert (row.input_tokens, row.optional, row.lowest) == (given, optional, 1)
+    plain = source("a", lengths=Fixed(given, 5))
+    (other,) = generate(Mix(sources=(plain,), rows=1), 0)
+    assert replace(row, optional=(), lowest=3) == other  # nothing else is drawn anew
+
+
+def test_what_is_shared_is_not_optional() -> None:
+    marked = source("a", prefix=SharedPrefix(512, 1), optional=OptionalParts(0.5, 1))
+    (row,) = generate(Mix(sources=(marked,), rows=1), 0)
+    assert (row.input_tokens, row.optional) == (522, (5,))
 
 
 def test_runaway_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

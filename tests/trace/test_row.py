@@ -23,6 +23,8 @@ ROW = TraceRow(
     prefix=(1, 2),
     prefix_tokens=512,
     session="s",
+    optional=(Tokens(90), Tokens(10)),
+    lowest=2,
 )
 
 
@@ -33,6 +35,7 @@ ROW = TraceRow(
         ({"prefix_tokens": 0}, "both or neither"),
         ({"prefix": ()}, "both or neither"),
         ({"input_tokens": 512}, "holds no 2 chunks"),
+        ({"optional": (500, 200)}, "optional parts of 700 tokens leave nothing of 700"),
     ],
 )
 def test_impossible_request_is_refused(change: dict[str, Any], problem: str) -> None:
@@ -58,6 +61,9 @@ def test_last_chunk_may_be_partial() -> None:
         {"prefix": (1, 3)},
         {"prefix_tokens": 511},
         {"session": None},
+        {"optional": (10, 90)},
+        {"optional": ()},
+        {"lowest": 3},
     ],
 )
 def test_every_field_and_the_order_show_in_the_hash(change: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from headrace import __version__
 from headrace.cli.errors import fail, reported
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("capacity", "headrace.cli.capacity:capacity", "Find what a replica carries, or size a fleet."),
     ("config check", "headrace.cli.config:check", "Check a configuration file."),
     ("config explain", "headrace.cli.config:explain", "Show each setting, its source and why."),
     ("config schema", "headrace.cli.config:schema", "Print the JSON schema of the configuration."),

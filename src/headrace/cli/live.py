@@ -57,7 +57,7 @@ def named(scenario: Scenario, rows: Iterable[TraceRow]) -> list[TraceRow]:
     return [replace(row, tenant=row.tenant or tenant, model=row.model or model) for row in rows]
 
 
-def run_live(
+def run_live(  # noqa: PLR0913 - what is served, offered and told
     scenario: Scenario,
     seed: int,
     rows: Sequence[TraceRow],
@@ -65,10 +65,12 @@ def run_live(
     journal: Path | None = None,
     answered: Callable[[int, Answer], None] = lambda _index, _answer: None,
     prepare: Callable[[Gateway], None] = lambda _gateway: None,
+    adjust: Callable[[Settings], Settings] = lambda settings: settings,
 ) -> Live:
     """Serve a scenario's deployment and offer it rows in real time.
 
-    `prepare` sees the gateway before it serves. Raises StoppedError and BrokenError.
+    `adjust` has the last word on the settings, `prepare` sees the gateway before it serves. Raises
+    StoppedError and BrokenError.
     """
     answers: dict[int, Answer] = {}
 
@@ -77,7 +79,7 @@ def run_live(
         answered(index, answer)
 
     keys = {TenantId(spec.name): minted() for spec in scenario.deployment.tenants}
-    settings = _settings(scenario, seed, keys, journal)
+    settings = adjust(_settings(scenario, seed, keys, journal))
     with (
         listen(_HOST, 0) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

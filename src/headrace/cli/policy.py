@@ -13,17 +13,21 @@ from cyclopts import Parameter
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace.cli.errors import FAILED, OK, fail
-from headrace.cli.listener import KEY_ENV, URL, UnreadableError, Url, call
+from headrace.cli.listener import KEY_ENV, URL, UnreadableError, call
 from headrace.cli.out import show as written
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.gateway.steward import Applied, Revision
 from headrace.gateway.wanted import PREVIOUS
+from headrace.policy.catalog import POLICY
 
 _PATH = "/policy"
 _PLANE = "deployment."
 _DEPTH = 2
 """Dots of a path; more belong to the name of a class or model."""
 
+Url = Annotated[
+    str, Parameter(help=f"Address of the admin listener; its key is read from {KEY_ENV}.")
+]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 Expect = Annotated[int | None, Parameter(help="Change nothing unless this revision is in force.")]
 DryRun = Annotated[
@@ -154,6 +158,9 @@ def _values(settings: tuple[str, ...]) -> dict[str, Any]:
         steps = path.removeprefix(_PLANE).split(".", _DEPTH)
         if not (equals and all(steps) and one.isprintable()):
             raise ConfigError([Fault(Origin(f"setting {path}"), "give PATH=VALUE")])
+        if steps[0] not in POLICY:
+            why = f"no part of the policy: {', '.join(POLICY)}"
+            raise ConfigError([Fault(Origin(f"setting {path}"), why)])
         place = values
         for step in steps[:-1]:
             place = place.setdefault(step, {})

@@ -6,6 +6,7 @@ type, part by part, so that one reading tells all faults, each at the deepest li
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from headrace.config import shapes
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.profiles import load_profile, profile_names
 from headrace.config.tree import BYTES_MAX, Node, branch, planted, read_tree
+from headrace.model.envelope import Envelope
 from headrace.model.profile import Profile
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ def build(node: Node, type_: type[T]) -> T:
 
 
 def with_profiles(node: Node, type_: Any, folder: Path) -> Node:
-    """Return the tree with every profile that is named replaced by what the name stands for.
+    """Return the tree with every profile, and file of envelopes, replaced by what its name stands for.
 
     A name is a packaged profile's, or a path to a file, from the folder of the configuration.
     """
@@ -69,9 +71,9 @@ def with_profiles(node: Node, type_: Any, folder: Path) -> Node:
 
 
 def _grown(node: Node, type_: Any, path: str, folder: Path, faults: list[Fault]) -> Node:
-    if Profile in shapes.options(type_) and isinstance(node.content, str):
+    if isinstance(node.content, str) and (unfold := _unfolded(type_)):
         try:
-            return _profile(node, node.content, path, folder)
+            return unfold(node, node.content, path, folder)
         except ConfigError as error:
             faults.extend(error.faults)
             return node
@@ -87,15 +89,40 @@ def _grown(node: Node, type_: Any, path: str, folder: Path, faults: list[Fault])
     return branch(node.origin, [below.get(i, child) for i, child in enumerate(node.content)])
 
 
+def _unfolded(type_: Any) -> Callable[[Node, str, str, Path], Node] | None:
+    """Return what turns a word into what it stands for here; None: a word is just that."""
+    if Profile in shapes.options(type_):
+        return _profile
+    return _envelopes if shapes.item_type(type_, 0) is Envelope else None
+
+
+def _envelopes(node: Node, name: str, path: str, folder: Path) -> Node:
+    inner = _read_file("envelopes", node, name, path, folder)
+    entries = inner.content
+    if isinstance(entries, dict) and "envelopes" in entries:
+        inner = entries["envelopes"]
+    if not isinstance(inner.content, list):
+        hint = "a file that `headrace capacity --json` wrote"
+        raise ConfigError(
+            [Fault(node.origin, f"envelopes {folder / name}: none there", path, hint)]
+        )
+    return Node(inner.origin, inner.content, inner.size, inner.height, given=node)
+
+
+def _read_file(what: str, node: Node, name: str, path: str, folder: Path) -> Node:
+    """Return the tree of a file that a node names; errors are the node's."""
+    file = folder / name
+    try:
+        text = read_text(file)
+    except ConfigError as error:
+        found = [f"{what} {one.origin}: {one.message}" for one in error.faults]
+        raise ConfigError([Fault(node.origin, one, path) for one in found]) from error
+    return read_tree(text, str(file))
+
+
 def _profile(node: Node, name: str, path: str, folder: Path) -> Node:
     if name.endswith(_PROFILE_SUFFIXES):
-        file = folder / name
-        try:
-            text = read_text(file)
-        except ConfigError as error:
-            found = [f"profile {one.origin}: {one.message}" for one in error.faults]
-            raise ConfigError([Fault(node.origin, one, path) for one in found]) from error
-        inner = read_tree(text, str(file))
+        inner = _read_file("profile", node, name, path, folder)
     elif name in profile_names():
         inner = planted(msgspec.to_builtins(load_profile(name)), node.origin)
     else:

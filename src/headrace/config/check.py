@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from headrace.config.ladders import ladders
 from headrace.config.levers import levers
+from headrace.config.measured import envelopes
 from headrace.config.problem import Problem, warning
 from headrace.config.problem import unknown as _unknown
 from headrace.config.scaling import scaling
@@ -476,6 +477,7 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _lanes,
     _proportion,
     levers,
+    envelopes,
     _exposure,
     _admin,
     _token_counts,

@@ -9,9 +9,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from headrace.config.measured import day
 from headrace.config.resolve import Resolved
 from headrace.config.tree import Node
+from headrace.model.envelope import Origin, Reading, told
+from headrace.policy.envelopes import reading
 
 DEFAULT = "default"
 
@@ -30,7 +34,21 @@ class Row(Struct, frozen=True, kw_only=True):
 
 def rows(resolved: Resolved) -> list[Row]:
     """Return every setting in the order of the schema."""
-    return list(_struct_rows(resolved.settings, resolved.tree, ""))
+    found = _struct_rows(resolved.settings, resolved.tree, "")
+    rates = {
+        f"deployment.pools[{nth}].work_rate": reading(resolved.settings.deployment, pool)
+        for nth, pool in enumerate(resolved.settings.deployment.pools)
+    }
+    return [_read_off(row, rates[row.path]) if row.path in rates else row for row in found]
+
+
+def _read_off(row: Row, found: Reading) -> Row:
+    """Return the row of a work rate with what it comes to, and by which envelope."""
+    if found.origin in (Origin.DECLARED, Origin.DEFAULT):
+        return replace(row, value=found.work_rate)
+    assert found.envelope is not None, f"{found.origin=} has no envelope"
+    source = f"{row.source}: {told(found)}; measured {day(found.envelope.measured_at_s)}"
+    return replace(row, value=found.work_rate, source=source)
 
 
 def sources(resolved: Resolved) -> dict[str, str]:

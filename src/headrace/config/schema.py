@@ -274,6 +274,14 @@ class JobsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     of them again."""
     lease_s: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
     """Seconds after which the jobs of a process that is gone are another's. 30: three missed renewals."""
+    file_mib: Annotated[int, Meta(ge=1, le=2_048)] = 200
+    """Longest file of a batch, in MiB; beyond, 413. 200: as in OpenAI's API."""
+    tenant_files: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
+    """Files of one tenant, but for those of answers; beyond, 429. 1,000: a batch each minute and a half
+    of a day."""
+    tenant_batches: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    """Batches of one tenant that are not over; beyond, 429. 100: more than are of use, since all share
+    its turns."""
     leftover: Leftover = Leftover()
     """How many run beside live traffic."""
 

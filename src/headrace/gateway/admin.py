@@ -82,7 +82,7 @@ class Admin:
         self._driver, self._guard, self._steward = driver, guard, steward
         self._metrics, self._overview, self._reread = metrics, overview, reread
         self._patience_s = patience_s
-        self._keys = keys = Keys(steward)
+        self._keys = keys = Keys(steward, driver.plane, steward.wall)
         self._app = Starlette(
             routes=[
                 Route("/metrics", self._show_metrics),

@@ -12,12 +12,12 @@ import msgspec
 from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway import health
+from headrace.gateway import health, outlook
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge, unknown_key
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.exchange import Exchange, Instead
 from headrace.gateway.failures import Failures
 from headrace.gateway.http import (
     CallerGoneError,
@@ -31,7 +31,9 @@ from headrace.gateway.http import (
 )
 from headrace.gateway.intake import Intake, Letter, RefusedError
 from headrace.gateway.jobs.desk import JOBS, Desk
+from headrace.gateway.jobs.papers import Acts, missing
 from headrace.gateway.limits import rate_headers
+from headrace.gateway.outlook import LADDER
 from headrace.gateway.stream import Stream
 from headrace.model.deployment import ModelSpec
 from headrace.model.ids import RequestId, TenantId
@@ -81,12 +83,6 @@ class App:
         """
         self._driver, self._keys, self._clock = driver, keys, clock
         self._models = tuple(models)
-        self._revisions = {
-            name: spec.revision.encode()
-            for spec in models
-            for name in spec.names
-            if spec.revision.isascii() and spec.revision.isprintable()
-        }
         self._limits = server or ServerSpec()
         self._below = below
         self._observed = observed
@@ -94,6 +90,8 @@ class App:
         """Reads what is asked."""
         self.desk: Desk | None = None
         """Where requests are deferred, if they are."""
+        self.papers: Sequence[Callable[[str], Acts | None]] = ()
+        """Where files and batches are, if they are: what can be done at a path."""
         self._born = clock.wall()
         self._failures = Failures(clock)
         self._reading = _Slots(self._limits.concurrency)
@@ -103,6 +101,7 @@ class App:
         self._routes: dict[str, tuple[tuple[str, ...], Act]] = {
             **{route: (("POST",), partial(self._generate, route)) for route in Route},
             "/v1/models": (("GET", "HEAD"), self._list),
+            LADDER: (("GET", "HEAD"), self._ladder),
             **dict.fromkeys(health.LIVE, (("GET", "HEAD"), self._live)),
             **dict.fromkeys(health.READY, (("GET", "HEAD"), self._ready)),
         }
@@ -152,6 +151,8 @@ class App:
         if known is None and self.desk is not None and exchange.scope["path"].startswith(JOBS):
             known = (("GET", "DELETE"), self._job)
         if known is None:
+            known = self._paper(exchange.scope["path"])
+        if known is None:
             raise RefusedError(edge(Edge.NO_SUCH_PATH))
         methods, act = known
         if exchange.scope["method"] in methods:
@@ -181,12 +182,33 @@ class App:
         listed = msgspec.json.encode({"object": "list", "data": rows})
         await exchange.content(listed)
 
+    async def _ladder(self, exchange: Exchange) -> None:
+        """Tell in what form a request would be served now."""
+        tenant = exchange.tenant = self._tenant(exchange)
+        with self._open:
+            query = exchange.scope["query_string"]
+            found = outlook.told(self._driver, self.intake, tenant, exchange.told, query)
+            exchange.headers += rate_headers(self._driver.plane, tenant)
+            await exchange.content(found)
+
     async def _job(self, exchange: Exchange) -> None:
         """Tell of a deferred request, or cancel it."""
         assert self.desk is not None, "as routed"
         tenant = exchange.tenant = self._tenant(exchange)
         with self._open:
             await self.desk.answer(exchange, tenant)
+
+    def _paper(self, path: str) -> tuple[tuple[str, ...], Act] | None:
+        """Return what can be done at a path of files and batches; says if they are not served."""
+        if not self.papers and (fault := missing(path)) is not None:
+            raise RefusedError(fault)
+        acts = next((found for one in self.papers if (found := one(path)) is not None), None)
+        return None if acts is None else (tuple(acts), partial(self._on_paper, acts))
+
+    async def _on_paper(self, acts: Acts, exchange: Exchange) -> None:
+        tenant = exchange.tenant = self._tenant(exchange)
+        with self._open:
+            await acts[exchange.scope["method"]](exchange, tenant)
 
     async def _generate(self, route: Route, exchange: Exchange) -> None:
         """Answer a request that an engine is needed for."""
@@ -206,16 +228,16 @@ class App:
             taken = await self.intake.take(letter)
             if self.desk is not None and await self.desk.take(exchange, letter, taken):
                 return
+            instead = None if self.desk is None else self.desk.instead(exchange, letter, taken)
             del letter
             exchange.told.clear()  # nobody asks for them any more
-            revision = self._revisions.get(taken.asked.model)
-            if revision is not None:
-                exchange.headers.append((b"x-headrace-model-revision", revision))
             stream = self._driver.offer(taken.request, taken.ask)
             del taken
-            await self._answer(exchange, stream)
+            await self._answer(exchange, stream, instead)
 
-    async def _answer(self, exchange: Exchange, stream: Stream) -> None:
+    async def _answer(
+        self, exchange: Exchange, stream: Stream, instead: Instead | None = None
+    ) -> None:
         """Pass the answer on, and have nobody work on it longer than it is waited for."""
         request, told = stream.request, exchange.headers
         try:
@@ -227,7 +249,7 @@ class App:
                 told.append((b"x-headrace-observed", would.encode()))
             with watching(exchange.wire, lambda: self._driver.leave(request.id)):
                 if not stream.streamed:
-                    await exchange.whole(stream)
+                    await exchange.whole(stream, instead)
                 elif self._is_early(request):
                     await exchange.early(stream)
                 else:

@@ -10,6 +10,11 @@ _US_PER_S = 1_000_000
 _MS_PER_S = 1_000
 
 
+def wall() -> int:
+    """Return whole seconds since 1970, where no loop runs."""
+    return int(time.time())
+
+
 class LoopClock:
     """The time of an event loop, to its last digit: plain asyncio, or virtual time in tests."""
 
@@ -30,7 +35,7 @@ class LoopClock:
 
     def wall(self) -> int:
         """Return whole seconds since 1970."""
-        return int(time.time())
+        return wall()
 
     def wall_ns(self) -> int:
         """Return nanoseconds since 1970, as files are dated."""

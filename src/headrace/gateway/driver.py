@@ -9,8 +9,9 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
-from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.flights import Flight, Flights
+from headrace.gateway.limits import turned_away
 from headrace.gateway.past import Past
 from headrace.gateway.roster import Roster
 from headrace.gateway.shadow import Shadow
@@ -38,13 +39,14 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ShutDown,
     TimerDue,
 )
-from headrace.model.evidence import DecisionRecord
-from headrace.model.ids import AttemptId, ReplicaName, RequestId
-from headrace.model.meter import NO_STREAM, Meter, StreamTiming
+from headrace.model.evidence import DecisionRecord, EntryRecord
+from headrace.model.ids import AttemptId, ReplicaName, RequestId, TenantId
+from headrace.model.meter import Meter
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
 from headrace.plane.journal import SEGMENT_BYTES, Recorder
@@ -150,6 +152,10 @@ class Driver:
         self._requests += 1
         return RequestId(self._requests)
 
+    def turns_away(self, tenant: TenantId) -> bool:
+        """Return whether a tenant's limits refuse whatever it asks for now; it is offered all the same."""
+        return turned_away(self.plane, tenant, self._now())
+
     def offer(self, request: Request, ask: Ask) -> Stream:
         """Ask for an answer; a refusal is the stream's end. What `ask` holds only the engine sees."""
         stream = Stream(request, ask, self._now(), revision=self._revision)
@@ -160,12 +166,17 @@ class Driver:
         self._post(RequestArrived(request))
         return stream
 
+    def defer(self, request: Request) -> None:
+        """Tell of a request that was put aside, once; it is offered again as `deferred`."""
+        if self.broken is None:
+            self._post(RequestDeferred(request))
+
     def leave(self, request: RequestId) -> None:
         """The caller is gone; a request that is over already has nobody to leave."""
         stream = self._streams.get(request)
         if stream is not None and self.broken is None:
             stream.finish(Left())
-            self._post(CallerLeft(request, self._shown(stream)))
+            self._post(CallerLeft(request, self._flights.shown(stream.attempt)))
 
     # What engines tell ------------------------------------------------------------------------
 
@@ -218,7 +229,7 @@ class Driver:
             )
         )
         if ending.outcome is Outcome.SUCCESS:
-            self._clocked(flight.stream)
+            flight.stream.clocked(self._now())
             flight.stream.finish(Done())
         elif ending.outcome is not Outcome.ERROR:  # of which the plane tells nobody
             flight.stream.finish(flight.stream.fault(Edge.UPSTREAM))
@@ -295,7 +306,7 @@ class Driver:
         waiting_first = sorted(self._streams.items(), key=lambda one: one[1].attempt is not None)
         for request, stream in waiting_first:
             if self.broken is None:
-                self._post(ShutDown(request, self._shown(stream)))
+                self._post(ShutDown(request, self._flights.shown(stream.attempt)))
 
     def stop(self) -> None:
         """End every request and let go of engines and timer."""
@@ -358,20 +369,19 @@ class Driver:
             case Dispatch():
                 self._submit(effect)
             case Refuse():
-                stream = self._streams[effect.request]
-                own = stream.request.ttft_ns
-                stream.finish(refused(effect.decision, effect.rejection, stream.revision, own))
+                self._streams[effect.request].refuse(effect, self._last)
             case Fail():
-                stream = self._streams[effect.request]
-                sent = stream.attempt is not None
-                stream.finish(failed(effect.decision, effect.reason, stream.revision, sent=sent))
+                self._streams[effect.request].fail(effect, self._last)
             case Cancel():
                 flight = self._flights.forget(effect.attempt)
                 if flight is not None:
                     flight.engine.abort(effect.attempt)
             case Decided():
+                record = effect.record
+                if isinstance(record, EntryRecord) and (at := self._streams.get(record.request_id)):
+                    at.decided(record.decision)
                 if self._decided is not None:
-                    self._decided(effect.record)
+                    self._decided(record)
             case Concluded():
                 self._conclude(effect)
             case _:
@@ -381,7 +391,7 @@ class Driver:
         engine = self._engines[ReplicaName(effect.replica)]
         assert engine.incarnation == effect.incarnation, f"sent to a past life of {engine.name}"
         stream = self._streams[effect.request]
-        stream.sent(effect, self._last)
+        stream.sent(effect, self._last, self.plane.settings.models)
         meter = Meter(bound_ns=effect.gap_ns)
         attempt = effect.attempt
         told = stream.streamed or engine.tells_first
@@ -397,23 +407,13 @@ class Driver:
         if (flight := self._flights.get(attempt)) is not None:
             (flight.engine.pause if held else flight.engine.resume)(attempt)
 
-    def _clocked(self, stream: Stream) -> None:
-        """Note how long its caller waited: for the first token, or for all of an answer."""
-        if not (stream.streamed and stream.took_ns):
-            stream.took_ns = DurationNs(self._now() - stream.arrived_at)
-
     def _count(self, attempt: AttemptId, flight: Flight) -> None:
         first = self._flights.count(attempt, flight)
         if self._tick_at is None:
             self._tick_at = InstantNs((self._now() // TICK_NS + 1) * TICK_NS)
         if first:
-            self._clocked(flight.stream)
+            flight.stream.clocked(self._now())
             self._post(FirstToken(attempt))
-
-    def _shown(self, stream: Stream) -> StreamTiming:
-        """Return what a stream has shown so far."""
-        flight = None if stream.attempt is None else self._flights.get(stream.attempt)
-        return NO_STREAM if flight is None else flight.meter.timing()
 
     def _conclude(self, row: Concluded) -> None:
         stream = self._streams.pop(row.request, None)  # an earlier life's callers are gone

@@ -48,6 +48,11 @@ class Edge(StrEnum):
     JOB_CANCELLED = "job_cancelled"
     JOB_EXPIRED = "job_expired"
     JOB_FAILED = "job_failed"
+    NO_SUCH_FILE = "no_such_file"
+    NO_SUCH_BATCH = "no_such_batch"
+    BATCH_OVER = "batch_over"
+    FILES_OF_TENANT = "files_of_tenant"
+    BATCHES_OF_TENANT = "batches_of_tenant"
 
 
 EDGES: dict[Edge, Face] = {
@@ -123,10 +128,27 @@ EDGES: dict[Edge, Face] = {
     ),
     Edge.JOB_CANCELLED: Face(410, INVALID, "job_cancelled", "The job was cancelled."),
     Edge.JOB_EXPIRED: Face(
-        504, TIMEOUT, "deadline_exceeded", "The job could not be begun before its deadline."
+        504,
+        TIMEOUT,
+        "deadline_exceeded",
+        "The job could not be begun before its deadline.",
+        dropped="rejected-ttl-expired",
     ),
     Edge.JOB_FAILED: Face(
         502, SERVER, "upstream_error", "Whoever worked on the job was lost, each time."
+    ),
+    Edge.NO_SUCH_FILE: Face(404, INVALID, "file_not_found", "There is no such file, or no more."),
+    Edge.NO_SUCH_BATCH: Face(
+        404, INVALID, "batch_not_found", "There is no such batch, or no more."
+    ),
+    Edge.BATCH_OVER: Face(
+        400, INVALID, "batch_over", "Nothing of the batch is left to be cancelled."
+    ),
+    Edge.FILES_OF_TENANT: Face(
+        429, LIMIT, "too_many_files", "There are too many of your files: delete some."
+    ),
+    Edge.BATCHES_OF_TENANT: Face(
+        429, LIMIT, "slow_down", "Too many of your batches are under way.", retryable=True
     ),
 }
 """Every refusal of the gateway's own."""

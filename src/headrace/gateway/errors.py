@@ -141,6 +141,14 @@ REASONS: dict[Reason, Face] = {
         retryable=True,
         dropped="rejected-saturated",
     ),
+    Reason.TPOT_BOUND: Face(
+        503,
+        OURS,
+        "server_is_overloaded",
+        "The tokens would come more slowly than was promised, its own or others'.",
+        retryable=True,
+        dropped="rejected-saturated",
+    ),
     Reason.LENGTH_SHARE: Face(
         503,
         OURS,
@@ -248,6 +256,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     detail: Detail
     retry_after_ns: DurationNs | None = None
     """At least how long to wait; None: repeating does not help."""
+    left_ns: DurationNs | None = None
+    """What is left of the time that the caller gave itself, where it gave any: who is asked to wait longer
+    is told not to repeat."""
     message: str | None = None
     param: str | None = None
     """Instead of the face's, where the very field is known."""
@@ -262,8 +273,12 @@ def refused(
     rejection: Reject,
     revision: int,
     own_ttft_ns: DurationNs | None = None,
+    left_ns: DurationNs | None = None,
 ) -> Fault:
-    """Return how a rejection at the door looks; `own_ttft_ns`: the bound that the caller gave."""
+    """Return how a rejection at the door looks.
+
+    `own_ttft_ns`: the bound that the caller gave; `left_ns`: of all that it gave, what is left.
+    """
     face = REASONS[rejection.reason]
     if rejection.reason is Reason.DEADLINE_IMPOSSIBLE and any(
         one.gate is Gate.DEADLINE and one.threshold == own_ttft_ns for one in rejection.verdicts
@@ -275,7 +290,7 @@ def refused(
         gate=rejection.gate,
         outcome="reject",
         reason=rejection.reason,
-        retryable=wait is not None,
+        retryable=wait is not None and (left_ns is None or wait <= left_ns),
         decision_id=decision,
         policy_revision=revision,
         **numbers,
@@ -284,7 +299,7 @@ def refused(
     message = None if limit is UNSET else f"{face.message[:-1]}: {limit}."
     if rejection.reason is Reason.FEATURE_UNSUPPORTED and limit is not UNSET:
         face = replace(face, param=FEATURES[Feature(limit)])
-    return Fault(face=face, detail=detail, retry_after_ns=wait, message=message)
+    return Fault(face=face, detail=detail, retry_after_ns=wait, left_ns=left_ns, message=message)
 
 
 def _own_numbers(rejection: Reject) -> dict[str, int]:
@@ -307,7 +322,14 @@ def _numbers(verdict: Verdict) -> dict[str, int]:
     }
 
 
-def failed(decision: DecisionId, reason: Reason, revision: int, *, sent: bool = False) -> Fault:
+def failed(
+    decision: DecisionId,
+    reason: Reason,
+    revision: int,
+    *,
+    sent: bool = False,
+    left_ns: DurationNs | None = None,
+) -> Fault:
     """Return how the failure of an admitted request looks; `sent`: an engine had it."""
     face = REASONS[reason]
     if sent and face.dropped is not None:
@@ -320,7 +342,7 @@ def failed(decision: DecisionId, reason: Reason, revision: int, *, sent: bool = 
         decision_id=decision,
         policy_revision=revision,
     )
-    return Fault(face=face, detail=detail, retry_after_ns=_least_wait(face))
+    return Fault(face=face, detail=detail, retry_after_ns=_least_wait(face), left_ns=left_ns)
 
 
 def unfit(verdict: Verdict) -> Fault:
@@ -377,7 +399,8 @@ def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     """Return what tells SDKs and routers whether and when to repeat.
 
     `below(n)` draws from 0 to n-1: waits are spread upwards by up to a quarter, never shortened.
-    SDKs take no wait above a minute for one, and would be back within a second: they are told not to.
+    SDKs take no wait above a minute for one, and would be back within a second: they are told not to. So
+    is who would come again when its own time is over (ADM-4).
     """
     found: Headers = []
     if fault.face.dropped is not None:
@@ -391,6 +414,6 @@ def headers(fault: Fault, below: Callable[[int], int]) -> Headers:
     wait += below(wait // 4 + 1)
     found.append((b"retry-after", b"%d" % ceil_div(wait, NS_PER_S)))
     found.append((b"retry-after-ms", b"%d" % ceil_div(wait, NS_PER_MS)))
-    if wait > _HEEDED_NS:
+    if wait > (_HEEDED_NS if fault.left_ns is None else min(_HEEDED_NS, fault.left_ns)):
         found.append((b"x-should-retry", b"false"))
     return found

@@ -6,7 +6,7 @@ that whatever fails before still has a status of its own (ADM-5).
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 from headrace.gateway.bodies import body, broken
@@ -29,10 +29,14 @@ from headrace.units import InstantNs, to_ms
 KEEP_ALIVE_S = 10.0
 """Between comments on a stream that waits for its first token. 10: proxies give up after 30 or 60."""
 COMMENT = b": keep-alive\n\n"
+LEVEL, REASON = b"x-headrace-degrade-level", b"x-headrace-degrade-reason"
 _ID_MAX = 128
 _PROCESS, _NUMBERS = secrets.token_hex(10).encode(), count(1)
 """What ids that we mint are made of: no two processes draw the same, no process counts twice."""
 _PRINTABLE = range(0x21, 0x7F)
+
+Instead = Callable[[Fault], Awaitable[bool]]
+"""Answers otherwise than with a refusal, or returns False."""
 
 
 class Exchange:
@@ -78,8 +82,8 @@ class Exchange:
         fields = [*self.headers, *headers(fault, self._below), *more]
         await answer(self.wire, self.send, fault.face.status, fields, body(fault, self.route))
 
-    async def whole(self, stream: Stream) -> None:
-        """Answer in one piece."""
+    async def whole(self, stream: Stream, instead: Instead | None = None) -> None:
+        """Answer in one piece; `instead` is tried where it is refused and may be answered later."""
         pieces: list[bytes] = []
         end: End | None = None
         while end is None:
@@ -88,7 +92,12 @@ class Exchange:
             end = chunk.end
         if isinstance(end, Done):
             await answer(self.wire, self.send, 200, self._settled(stream), b"".join(pieces))
-        else:
+        elif not (
+            stream.deferrable
+            and instead is not None
+            and isinstance(end, Fault)
+            and await instead(end)
+        ):
             await self._fail(stream, end)
 
     async def early(self, stream: Stream) -> None:
@@ -100,6 +109,9 @@ class Exchange:
                 await send_events(self.send, COMMENT, more=True)
         finally:
             first.cancel()
+        if stream.lesser is not None:  # the head is gone; comments are what SDKs skip
+            said = b"".join(b": %s: %s\n" % field for field in form(stream))
+            await send_events(self.send, said + b"\n", more=True)
         await self._go_on(stream, first.result())
 
     async def stream(self, stream: Stream) -> None:
@@ -157,15 +169,28 @@ class Exchange:
 
 def settled(stream: Stream, attempts: int = 1) -> Headers:
     """Return what is told of how an answer was made."""
-    limit = stream.output_limit
-    return [
-        *([] if limit is None else [(b"x-headrace-output-limit", b"%d" % limit)]),
+    found = [
         (b"x-headrace-decision-id", b"%d" % (stream.decision or 0)),
         (b"x-headrace-queue-ms", b"%.3f" % to_ms(stream.queue_ns)),
         (b"x-headrace-attempts", b"%d" % attempts),
-        (b"x-headrace-degrade-level", b"0"),  # nothing is served in a lesser form yet
         (b"openai-processing-ms", b"%d" % to_ms(stream.took_ns)),
     ]
+    if stream.model_revision is not None:
+        found.append((b"x-headrace-model-revision", stream.model_revision))
+    return found + form(stream)
+
+
+def form(stream: Stream) -> Headers:
+    """Return what is told of the form in which a request is served (DEG-3): nothing that we measured."""
+    lesser, limit = stream.lesser, stream.output_limit
+    found = [] if limit is None else [(b"x-headrace-output-limit", b"%d" % limit)]
+    if lesser is None:
+        return [*found, (LEVEL, b"0")]
+    found += [(LEVEL, b"%d" % lesser.level), (REASON, stream.why)]
+    if most := stream.optional:
+        kept = most if lesser.kept is None else min(lesser.kept, most)
+        found.append((b"x-headrace-optional-kept", b"%d/%d" % (kept, most)))
+    return found
 
 
 def _request_id(told: bytes | None) -> bytes:

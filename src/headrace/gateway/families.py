@@ -47,7 +47,19 @@ FAMILIES: dict[str, Family] = {
     "offered_work_seconds": Family(
         _C, "Their work as predicted on arrival, in GPU seconds of one replica.", _WHO
     ),
-    "admitted_requests": Family(_C, "Requests that were let in.", _WHO),
+    "admitted_requests": Family(
+        _C, "Requests that were let in; deferred ones once they were sent to a replica.", _WHO
+    ),
+    "deferred_requests": Family(
+        _C,
+        "Of the offered, those put aside to be answered later: offered then, and not again.",
+        _WHO,
+    ),
+    "deferred_taken_up_requests": Family(
+        _C,
+        "Of the admitted, those that were deferred; one that an engine failed at is taken up again.",
+        _WHO,
+    ),
     "rejected_requests": Family(_C, "Requests refused at the door.", _WHY),
     "left_before_admission_requests": Family(_C, "Callers gone before a decision.", _WHO),
     "dispatched_attempts": Family(_C, "Attempts sent to a replica.", _WHO),
@@ -58,6 +70,14 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Those of them that ended for a reason of ours: expired, evicted, replica lost, shut down.",
         _WHY,
+    ),
+    "degraded_requests": Family(
+        _C,
+        "Of the admitted, those in a lesser form, by its level on their class's ladder.",
+        (*_WHO, "level"),
+    ),
+    "left_out_parts": Family(
+        _C, "Optional parts of prompts that were left out of requests let in.", _WHO
     ),
     "output_tokens": Family(_C, "Tokens made for admitted requests, by the engine's count.", _WHO),
     "lent_turns": Family(
@@ -148,6 +168,18 @@ FAMILIES: dict[str, Family] = {
         "absent while none with a bound waits.",
         _QUEUE,
     ),
+    "degrade_level": Family(
+        _G,
+        "Level at which a class is served now; this and the next ones once a request of it came that "
+        "agreed to less.",
+        _QUEUE,
+    ),
+    "degrade_level_seconds": Family(_C, "Time that a class was at each level.", (*_QUEUE, "level")),
+    "degrade_recovery_seconds": Family(
+        _G,
+        "How long it took the last time from leaving level 0 until it was back there; absent before.",
+        _QUEUE,
+    ),
     "service": Family(
         _C,
         "Service that a tenant had, in the unit of the cost function (millionths of an input token, "
@@ -198,10 +230,13 @@ FAMILIES: dict[str, Family] = {
     "replica_kv_blocks_reserved": Family(_G, "KV blocks that we have reserved there.", _REPLICA),
     "replica_kv_blocks_capacity": Family(_G, "KV blocks that may be reserved there.", _REPLICA),
     "replica_expected_cached_tokens": Family(
-        _C, "Prompt tokens expected in its prefix cache, of attempts with a usage.", _REPLICA
+        _C, "Prompt tokens expected in its prefix cache, of attempts whose usage told.", _REPLICA
     ),
     "replica_told_cached_tokens": Family(
         _C, "Prompt tokens of the same attempts that were there, by their usage.", _REPLICA
+    ),
+    "replica_prefix_reliability": Family(
+        _G, "Share of what was expected cached that was, of late; absent if not told.", _REPLICA
     ),
     "replica_report_age_seconds": Family(
         _G, "Age of its last report; absent if it never reported.", _REPLICA
@@ -273,9 +308,6 @@ FAMILIES: dict[str, Family] = {
         "Segments of earlier lives that could not be read at the start; absent without a journal.",
     ),
     # Deferred requests: nothing of it where none are.
-    "deferred_requests": Family(
-        _C, "Requests put aside to be answered later; they are offered once they are sent.", _WHO
-    ),
     "deferred_queued": Family(_G, "Deferred requests that wait in the store.", _WHO),
     "deferred_oldest_seconds": Family(
         _G, "For how long the oldest of these has waited; absent while none waits."
@@ -296,6 +328,14 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Those that went back unanswered: live traffic came, a limit was reached, the process ended.",
     ),
+    "batches": Family(_G, "Batches that are kept, by where they are.", ("status",)),
+    "batch_lines": Family(
+        _C,
+        "Lines of batches that this process made jobs (`put`), or wrote (`output`, `error`).",
+        ("to",),
+    ),
+    "files": Family(_G, "Files that are kept: of batches, and of their answers."),
+    "files_bytes": Family(_G, "Their size together."),
     "deferred_store_ok": Family(_G, "0 while the store of jobs is in trouble, else 1."),
     "decision_log_dropped_lines": Family(
         _C, "Decisions that could not be written; absent without a log."

@@ -13,10 +13,10 @@ from operator import add
 from msgspec import Struct
 
 from headrace.gateway.labels import OTHER
-from headrace.model.decision import Gate, LetIn, Reason
+from headrace.model.decision import Degrade, Gate, LetIn, Reason
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
-from headrace.model.ids import ReplicaName, RequestId, TenantId
+from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.price import PriceSpec
 from headrace.policy.catalog import PlaneConfig
@@ -164,6 +164,8 @@ class Feed:
         """Requests let in that a gate in audit mode would have refused, by class, gate and reason."""
         self.over_soft: Counter[tuple[TenantId, str]] = Counter()
         """Requests let in beyond a soft limit, by tenant and budget."""
+        self.left_out: Counter[tuple[TenantId, ClassName]] = Counter()
+        """Optional parts left out of requests let in, by tenant and class."""
         self._prices = prices or {}
         self.spend: Counter[tuple[str, str]] = Counter()
         """Micro-dollars paid to hosted engines, by tenant and model."""
@@ -196,6 +198,11 @@ class Feed:
         slot.admitted += 1
         if bound is not None:
             self._allowed[record.request_id] = bound - decision.slack_ns
+        if isinstance(decision, Degrade) and record.ladder is not None:
+            optional, kept = len(record.ladder.facts.optional), decision.lesser.kept
+            left_out = 0 if kept is None else optional - kept
+            if left_out > 0:
+                self.left_out[record.tenant, record.tenant_class] += left_out
         for budget in decision.over_soft:
             self.over_soft[record.tenant, budget] += 1
         named = record.tenant_class if record.tenant_class in self.classes else OTHER
@@ -205,9 +212,9 @@ class Feed:
 
     def concluded(self, row: Concluded) -> None:
         """Count how an admitted request went."""
+        allowed = self._allowed.pop(row.request, None)
         if not row.admitted:
             return
-        allowed = self._allowed.pop(row.request, None)
         mine = self.classes.get(row.slo_class, self._other)
         slot = mine.window.at(row.ended_at)
         if row.usage is not None:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from headrace.gateway.stream import Stream
 from headrace.model.ids import AttemptId
-from headrace.model.meter import Meter, StreamTiming
+from headrace.model.meter import NO_STREAM, Meter, StreamTiming
 from headrace.ports.engine import EngineClient
 from headrace.units import InstantNs
 
@@ -68,6 +68,11 @@ class Flights:
         moved = tuple(self._moved.items())
         self._moved.clear()
         return moved
+
+    def shown(self, attempt: AttemptId | None) -> StreamTiming:
+        """Return what an attempt has shown so far; None: there is none."""
+        flight = None if attempt is None else self._all.get(attempt)
+        return NO_STREAM if flight is None else flight.meter.timing()
 
     def shown_by(self, engine: EngineClient) -> tuple[tuple[AttemptId, StreamTiming], ...]:
         """Return what the attempts of an engine have shown."""

@@ -1,7 +1,7 @@
 """Bytes of one HTTP request in, of its answer out, over ASGI."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from headrace.gateway.errors import Headers
@@ -47,32 +47,39 @@ async def read_body(
     `patience_s`: seconds that the body, and each whole MiB of it, may take.
     """
     wire: Wire | None = scope.get("extensions", {}).get(WIRE)
-    pieces: list[bytes] = []
+    found: list[bytes] = []
     if wire is not None and wire.has_all:  # nothing to wait for: no clock, no task
-        while await _piece(receive, pieces):
+        while await _piece(receive, found):
             pass
-        if sum(map(len, pieces)) > limit:
+        if sum(map(len, found)) > limit:
             raise TooLargeError
-        return b"".join(pieces)
+        return b"".join(found)
+    return b"".join([data async for data in pieces(scope, receive, limit, patience_s)])
+
+
+async def pieces(
+    scope: Scope, receive: Receive, limit: int, patience_s: float | None
+) -> AsyncGenerator[bytes]:
+    """Yield a body as it comes, with the bounds of `read_body`; only waiting for its caller counts."""
     length = header(scope, b"content-length")
     if length is not None and length.isdigit() and int(length) > limit:
         raise TooLargeError
-    size = 0
+    size, more, waited = 0, True, 0.0
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    try:
-        async with asyncio.timeout(patience_s) as deadline:
-            while await _piece(receive, pieces):
-                size += len(pieces[-1])
-                if size > limit:
-                    raise TooLargeError
-                if patience_s is not None:
-                    deadline.reschedule(begun + patience_s * (1 + size // MIB))
-    except TimeoutError:
-        raise TooSlowError from None
-    if size + len(pieces[-1]) > limit:
-        raise TooLargeError
-    return b"".join(pieces)
+    while more:
+        found: list[bytes] = []
+        begun = loop.time()
+        patience = None if patience_s is None else patience_s * (1 + size // MIB) - waited
+        try:
+            async with asyncio.timeout(patience):
+                more = await _piece(receive, found)
+        except TimeoutError:
+            raise TooSlowError from None
+        waited += loop.time() - begun
+        size += len(found[0])
+        if size > limit:
+            raise TooLargeError
+        yield found[0]
 
 
 async def _piece(receive: Receive, pieces: list[bytes]) -> bool:

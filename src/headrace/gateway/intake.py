@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.config.schema import ServerSpec
-from headrace.gateway.asked import Asked, InvalidError, read
+from headrace.gateway.asked import Asked, InvalidError, taken
 from headrace.gateway.counting import Counting
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
-from headrace.gateway.prefix import CHUNK_TOKENS, identities
+from headrace.gateway.limits import is_too_large
+from headrace.gateway.prefix import CHUNK_BYTES, CHUNK_TOKENS, identities
 from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ladder import LEVEL_MAX
 from headrace.model.request import BY_BYTES, GIVEN, Request
 from headrace.ports.engine import Ask, Route
 from headrace.ports.tokens import Count
@@ -34,8 +37,10 @@ USER = b"x-headrace-user"
 _REPLAY_INPUT = b"x-headrace-replay-input"
 _REPLAY_OUTPUT = b"x-headrace-replay-output"
 _NUMBER_MAX = 10_000_000
+_DEGRADE = b"x-headrace-degrade"
+_LEVELS = {b"%d" % level: level for level in range(LEVEL_MAX + 1)}
 
-LASTING = (*_TPOT, _REPLAY_INPUT, _REPLAY_OUTPUT)
+LASTING = (*_TPOT, _DEGRADE, _REPLAY_INPUT, _REPLAY_OUTPUT)
 """Headers that still decide how a request is served when it is taken up later."""
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -88,14 +93,26 @@ class Intake:
 
     async def take(self, letter: Letter) -> Taken:
         """Return a request as it is understood; raises `RefusedError`, blaming what is wrong."""
-        asked = _read(letter.route, letter.body)
+        asked, body = _read(letter.route, letter.body)
         if self._driver.closed is not None:
             raise RefusedError(self._driver.closed)
-        counted = self._counting
-        count = None if counted is None else await counted.count(asked, letter.body)
-        return self._understood(letter, asked, count)
+        counted, slo_class = self._counting, self.objective(letter.told, letter.tenant)
+        if self._driver.turns_away(letter.tenant):  # cheap checks first: nobody looks at its prompt
+            bare = replace(asked, prompt=b"")
+            rough = self._understood(letter, bare, body, None, slo_class)
+            if counted is None or not is_too_large(self._driver.plane, rough.request):
+                return rough
+        count = None if counted is None else await counted.count(asked, body)
+        return self._understood(letter, asked, body, count, slo_class)
 
-    def _understood(self, letter: Letter, asked: Asked, count: Count | None) -> Taken:
+    def _understood(
+        self,
+        letter: Letter,
+        asked: Asked,
+        body: bytes,
+        count: Count | None,
+        slo_class: ClassName | None,
+    ) -> Taken:
         tokens, margin, text = asked.input_tokens, asked.input_margin, asked.text
         revision = BY_BYTES if margin or text is not None else GIVEN
         if count is not None:
@@ -110,8 +127,7 @@ class Intake:
             if replay_input is not None:
                 tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
                 prefix = prefix[: replay_input // CHUNK_TOKENS]
-        wished = _wished(letter)
-        ttft_ms, tpot_ms = _number(told, *_TTFT), _number(told, *_TPOT)
+        wished, ttft_ms, tpot_ms = _wished(letter), _number(told, *_TTFT), _number(told, *_TPOT)
         request = Request(
             id=self._driver.mint(),
             tenant=tenant,
@@ -123,9 +139,12 @@ class Intake:
             max_output=asked.output_cap,
             user=self._user(tenant, told.get(USER), asked.user),
             session=self._session(tenant, wished.session),
-            slo_class=self._objective(told, tenant),
+            slo_class=slo_class,
             prefix=prefix,
             prefix_tokens=CHUNK_TOKENS,
+            prefix_kept=min(len(prefix), asked.options.begin // CHUNK_BYTES),
+            optional=_scaled(asked, tokens),
+            lowest=lowest(told),
             stream=asked.stream,
             features=asked.features,
             fan_out=asked.fan_out,
@@ -135,7 +154,7 @@ class Intake:
         )
         ask = Ask(
             route=asked.route,
-            body=letter.body,
+            body=body,
             stream=asked.stream,
             usage_shown=asked.usage_shown,
             each_usage_shown=asked.each_usage_shown,
@@ -143,6 +162,7 @@ class Intake:
             replay_output=None if replay_output is None else Tokens(replay_output),
             session=wished.session,
             adapter=self._adapter(asked.model),
+            optional=asked.options.places,
         )
         return Taken(asked, request, ask)
 
@@ -170,7 +190,19 @@ class Intake:
         content = tenant.encode() + b"\0" + told
         return blake2b(content, key=self._secret, digest_size=8).hexdigest()
 
-    def _objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
+    def lasting(self, told: Mapping[bytes, bytes]) -> tuple[tuple[str, str], ...]:
+        """Return the headers that decide how what is taken up later is served, or blame the one that is wrong.
+
+        None is longer than it must be: each of many requests is kept with them.
+        """
+        found = {_DEGRADE: lowest(told)} if _DEGRADE in told else {}
+        replay = (_REPLAY_INPUT, _REPLAY_OUTPUT) if self._limits.trusted_replay else ()
+        for name in (*_TPOT, *replay):
+            if (number := _number(told, name)) is not None:
+                found[name] = number
+        return tuple((name.decode(), str(value)) for name, value in found.items())
+
+    def objective(self, told: Mapping[bytes, bytes], tenant: TenantId) -> ClassName | None:
         """Return the class asked for if the key's tenant may have it; counts what is not believed."""
         for name in _UNTRUSTED.keys() & told.keys():
             self.ignored[_UNTRUSTED[name]] += 1
@@ -199,16 +231,33 @@ def invalid(message: str, param: str | None) -> RefusedError:
     return RefusedError(edge(Edge.MALFORMED, message, param))
 
 
-def _read(route: Route, content: bytes) -> Asked:
-    """Return what a body asks for, or blame the field that is wrong."""
+def _read(route: Route, content: bytes) -> tuple[Asked, bytes]:
+    """Return what a body asks for, and it without what is ours; or blame the field that is wrong."""
     try:
         if not content.isascii():
             content.decode()  # fields that nobody here reads go on to the engine, and must be JSON too
-        return read(route, content)
+        return taken(route, content)
     except UnicodeDecodeError:
         raise invalid("The body is not UTF-8.", None) from None
     except InvalidError as error:
         raise invalid(error.message, error.param) from None
+
+
+def _scaled(asked: Asked, tokens: Tokens) -> tuple[Tokens, ...]:
+    """Return the tokens of what may be left out, where all of the prompt has so many."""
+    estimate = max(1, asked.input_tokens)
+    return tuple(Tokens(one * tokens // estimate) for one in asked.options.tokens)
+
+
+def lowest(told: Mapping[bytes, bytes]) -> int:
+    """Return how far down the headers let a request go, or blame them; a tenant may have agreed to less."""
+    value = told.get(_DEGRADE)
+    if value is None:
+        return LEVEL_MAX
+    level = _LEVELS.get(value.strip())
+    if level is None:
+        raise invalid(f"Not a level from 0 to {LEVEL_MAX}.", _DEGRADE.decode())
+    return level
 
 
 def _wished(letter: Letter) -> Wishes:

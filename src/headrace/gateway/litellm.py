@@ -6,23 +6,31 @@ passed over. Keys of the configuration file are shown here and changed there.
 """
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from headrace.config.schema import KeySpec
+from headrace.gateway import money
 from headrace.gateway.auth import KeyIndex, key_hash, minted
 from headrace.gateway.grants import GRANTS_MAX, Grant
+from headrace.gateway.limits import budgets
 from headrace.gateway.steward import Steward
 from headrace.gateway.wanted import ChangeRefusedError
 from headrace.model.deployment import TenantSpec
+from headrace.model.ids import TenantId
+from headrace.plane.core import Plane
 
-_LIMITS = ("models", "tpm_limit", "rpm_limit", "max_parallel_requests")
+_PLAIN = ("models", "tpm_limit", "rpm_limit", "max_parallel_requests")
+"""Limits that a tenant has under the same name."""
+_LIMITS = (*_PLAIN, *money.NAMES)
 _GENERATE = ("key_alias", "team_id", *_LIMITS)
 _UPDATE = ("key", *_LIMITS)
 _DELETE = ("keys", "key_aliases")
+_WORDS = (("name", "key_alias"), ("tenant", "team_id"))
+"""Our fields by the names that callers know."""
 _NAME_BYTES = 6
 DELETED_MAX = 1_000
 """Keys that one call withdraws. 1,000: every one of them is told in the answer and in the audit."""
@@ -34,9 +42,9 @@ T = TypeVar("T")
 class Keys:
     """What may be done to keys; each change is one of the steward's."""
 
-    def __init__(self, steward: Steward) -> None:
-        """Change what the steward keeps."""
-        self._steward = steward
+    def __init__(self, steward: Steward, plane: Plane, wall: Callable[[], int]) -> None:
+        """Change what the steward keeps; what was spent is in the plane's books. `wall`: in seconds."""
+        self._steward, self._plane, self._wall = steward, plane, wall
 
     def generate(self, who: str, asked: Asked) -> dict[str, Any]:
         """Make a key, which the answer alone tells."""
@@ -53,7 +61,7 @@ class Keys:
             name = f"key-{secrets.token_hex(_NAME_BYTES)}"
         tenant = None
         if team is None:
-            tenant = _tenant({"name": name, **limits})
+            tenant = _tenant({"name": name}, limits)
         else:
             _refuse_limits(limits)
         key = minted()
@@ -75,7 +83,7 @@ class Keys:
         told = {name: asked[name] for name in _LIMITS if name in asked}
         if told.get("models", ()) is None:
             told["models"] = ()
-        tenant = _tenant({**msgspec.to_builtins(grant.tenant), **told})
+        tenant = _tenant(msgspec.to_builtins(grant.tenant), told)
         changed = replace(grant, tenant=tenant)
         grants = tuple(changed if one is grant else one for one in self._grants)
         applied = self._steward.grant(who, f"key update {grant.key.name}", grants)
@@ -99,7 +107,8 @@ class Keys:
     def info(self, asked: str | None) -> dict[str, Any]:
         """Return what is known of a key, given as itself or by its name; never the key."""
         (spec,) = self._known([asked])
-        return {"key": spec.name, "info": self._shown(spec)}
+        spent = money.spending(budgets(self._plane, TenantId(spec.tenant)), self._wall())
+        return {"key": spec.name, "info": {**self._shown(spec), **spent}}
 
     @property
     def _grants(self) -> tuple[Grant, ...]:
@@ -136,7 +145,7 @@ class Keys:
     def _shown(self, spec: KeySpec) -> dict[str, Any]:
         tenants = self._steward.settings.deployment.tenants
         tenant = next(one for one in tenants if one.name == spec.tenant)
-        limits = {name: getattr(tenant, name) for name in _LIMITS}
+        limits = {name: getattr(tenant, name) for name in _PLAIN} | money.shown(tenant)
         return {"key_alias": spec.name, "team_id": spec.tenant, **limits}
 
 
@@ -157,14 +166,22 @@ def _refuse_limits(limits: Asked) -> None:
             raise ChangeRefusedError(400, "invalid_value", message)
 
 
-def _tenant(told: Asked) -> TenantSpec:
-    """Return a tenant, each of its models once."""
-    tenant = _as(told, TenantSpec)
-    return replace(tenant, models=tuple(dict.fromkeys(tenant.models)))
+def _tenant(before: Asked, told: Asked) -> TenantSpec:
+    """Return a tenant with what is told of it, each of its models once."""
+    plain = {name: value for name, value in told.items() if name in _PLAIN}
+    tenant = _as({**before, **plain}, TenantSpec)
+    try:
+        counted = money.budgets(tenant, told)
+    except ValueError as error:
+        raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+    return replace(tenant, models=tuple(dict.fromkeys(tenant.models)), budgets=counted)
 
 
 def _as(value: Any, type_: type[T]) -> T:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise ChangeRefusedError(400, "invalid_value", str(error)) from None
+        message = str(error)
+        for ours, theirs in _WORDS:
+            message = message.replace(f"`$.{ours}", f"`$.{theirs}")
+        raise ChangeRefusedError(400, "invalid_value", message) from None

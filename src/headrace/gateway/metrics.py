@@ -20,6 +20,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.fairness import Rising, Shares, Who, competing, counters, in_flight
 from headrace.gateway.families import FAMILIES, PREFIX, exposed
 from headrace.gateway.feed import Distribution, Feed
+from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.office import Office
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import Queues, fleet, waiting
@@ -158,7 +159,9 @@ class Metrics:
         queues, live = waiting(plane), in_flight(plane)
         self._fed(sheet)
         self._warned(sheet, labels)
+        self._left_out(sheet, labels)
         self._queues(sheet, labels, queues, now)
+        self._levels(sheet, labels, now)
         self._tenants(sheet, labels)
         self._fair(sheet, labels, queues, live, now)
         self._replicas(sheet, now)
@@ -211,6 +214,25 @@ class Metrics:
             warned[labels.tenant(tenant), budget] += count
         for (label, budget), count in warned.items():
             sheet.put("soft_limit_requests", count, label, budget)
+
+    def _left_out(self, sheet: Sheet, labels: Labels) -> None:
+        """Show how much was left out of prompts; what has no label of its own is added up."""
+        found: Counter[tuple[str, str]] = Counter()
+        for (tenant, slo_class), count in self._feed.left_out.items():
+            found[labels.tenant(tenant), labels.slo_class(slo_class)] += count
+        for who, count in found.items():
+            sheet.put("left_out_parts", count, *who)
+
+    def _levels(self, sheet: Sheet, labels: Labels, now: InstantNs) -> None:
+        """Show where each class stands on its ladder."""
+        for model, known in self._driver.plane.state.models.items():
+            for slo_class, one in known.standings.items():
+                who = (model, labels.slo_class(slo_class))
+                sheet.put("degrade_level", one.level, *who)
+                for level, spent in enumerate(one.time_at(now)):
+                    sheet.put("degrade_level_seconds", to_seconds(spent), *who, str(level))
+                if one.recovered_ns is not None:
+                    sheet.put("degrade_recovery_seconds", to_seconds(one.recovered_ns), *who)
 
     def _queues(self, sheet: Sheet, labels: Labels, queues: Queues, now: InstantNs) -> None:
         """Show who waits by model and class."""
@@ -284,6 +306,8 @@ class Metrics:
             sheet.put("replica_kv_blocks_capacity", facts.blocks_total, *who)
             sheet.put("replica_expected_cached_tokens", replica.cached_expected, *who)
             sheet.put("replica_told_cached_tokens", replica.cached_told, *who)
+            if replica.reliability is not None:
+                sheet.put("replica_prefix_reliability", replica.reliability / MICRO, *who)
             report = replica.snapshot
             if report is None:
                 continue
@@ -347,14 +371,7 @@ class Metrics:
                 waits[labels.tenant(one.tenant), slo_class] += one.jobs
             elif one.state in OVER:
                 kept[slo_class, one.state] += one.jobs
-        taken: Counter[tuple[str, str]] = Counter()
-        for (tenant, asked), count in dispatcher.taken.items():
-            taken[labels.tenant(tenant), labels.slo_class(asked)] += count
-        for family, counts in (
-            ("deferred_queued", waits),
-            ("deferred_requests", taken),
-            ("deferred_kept", kept),
-        ):
+        for family, counts in (("deferred_queued", waits), ("deferred_kept", kept)):
             for who, count in counts.items():
                 sheet.put(family, count, *who)
         running = dispatcher.running()
@@ -365,7 +382,16 @@ class Metrics:
             sheet.put("deferred_ended", count, state)
         sheet.put("deferred_returned", dispatcher.returned)
         sheet.put_known("deferred_oldest_seconds", jobs.age_s())
+        self._batches(sheet, jobs.clerk)
         sheet.put("deferred_store_ok", jobs.trouble is None)
+
+    def _batches(self, sheet: Sheet, clerk: Clerk) -> None:
+        for stage, count in clerk.kept.batches.items():
+            sheet.put("batches", count, stage)
+        for to, count in clerk.lines.items():
+            sheet.put("batch_lines", count, to)
+        sheet.put("files", clerk.kept.files)
+        sheet.put("files_bytes", clerk.kept.bytes)
 
 
 class _Fixed:
@@ -402,6 +428,8 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
     sheet.put("offered_predicted_output_tokens", tally.predicted_output, *who)
     sheet.put("offered_work_seconds", to_seconds(tally.offered_work_ns), *who)
     sheet.put("admitted_requests", tally.admitted, *who)
+    sheet.put("deferred_requests", tally.deferred, *who)
+    sheet.put("deferred_taken_up_requests", tally.taken_up, *who)
     sheet.put("left_before_admission_requests", tally.left_before, *who)
     sheet.put("dispatched_attempts", tally.attempts, *who)
     sheet.put("lent_turns", tally.lent, *who)
@@ -412,6 +440,8 @@ def _tally(sheet: Sheet, tally: Tally, who: tuple[str, str]) -> None:
     sheet.put("met_work_seconds", to_seconds(tally.met_work_ns), *who)
     for reason, count in tally.rejected.items():
         sheet.put("rejected_requests", count, *who, reason)
+    for level, count in tally.degraded.items():
+        sheet.put("degraded_requests", count, *who, str(level))
     for outcome, count in tally.outcomes.items():
         sheet.put("ended_requests", count, *who, outcome)
     for reason, count in tally.ended_early.items():

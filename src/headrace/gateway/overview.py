@@ -31,6 +31,8 @@ class QueueState(Struct, frozen=True, kw_only=True):
     """Of the one that has waited longest; None: nobody waits."""
     earliest_slack_s: float | None
     """Until the most urgent one must be sent; None: none has a bound."""
+    level: int = 0
+    """Of the class's ladder, at which who agreed to less is served; 0: as asked."""
 
 
 class ClassState(Struct, frozen=True, kw_only=True):
@@ -54,6 +56,7 @@ class TenantState(Struct, frozen=True, kw_only=True):
     slo_class: str
     offered: int
     admitted: int
+    """Those that were deferred are among them once they were sent."""
     rejected: dict[str, int]
     left_before: int
     live: int
@@ -63,6 +66,10 @@ class TenantState(Struct, frozen=True, kw_only=True):
     met_output_tokens: int
     offered_work_s: float
     met_work_s: float
+    deferred: int = 0
+    """Of the offered, those put aside to be answered later."""
+    taken_up: int = 0
+    """Of the admitted, those that were deferred; one that an engine failed at is taken up again."""
 
     @property
     def refused(self) -> int:
@@ -189,6 +196,11 @@ class Overview:
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 
     def _queues(self, now: InstantNs) -> list[QueueState]:
+        levels = {
+            (model, slo_class): one.level
+            for model, known in self._driver.plane.state.models.items()
+            for slo_class, one in known.standings.items()
+        }
         return [
             QueueState(
                 model=model,
@@ -197,6 +209,7 @@ class Overview:
                 work_s=to_seconds(one.work_ns),
                 age_s=None if one.oldest is None else to_seconds(now - one.oldest),
                 earliest_slack_s=None if one.urgent is None else to_seconds(one.urgent - now),
+                level=levels.get((model, slo_class), 0),
             )
             for (model, slo_class), one in waiting(self._driver.plane).classes.items()
         ]
@@ -248,6 +261,8 @@ def _tenant(tenant: str, slo_class: str, tally: Tally) -> TenantState:
         met_output_tokens=tally.met_tokens,
         offered_work_s=to_seconds(tally.offered_work_ns),
         met_work_s=to_seconds(tally.met_work_ns),
+        deferred=tally.deferred,
+        taken_up=tally.taken_up,
     )
 
 

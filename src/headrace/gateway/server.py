@@ -359,7 +359,8 @@ class Gateway:
         )
         aside = lambda: self._aside or self.ending  # noqa: E731 - it is a question
         self.jobs = office(self._settings, self.driver, app.intake, clock, aside)
-        app.desk = None if self.jobs is None else self.jobs.desk
+        if self.jobs is not None:
+            app.desk, app.papers = self.jobs.desk, self.jobs.papers
         return app
 
     def _journal(self, spec: JournalSpec) -> HeldJournal | None:

@@ -32,7 +32,7 @@ from headrace.policy.catalog import PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
 REVISIONS = 100
-"""Revisions that can be rolled back to; the oldest go first."""
+"""Revisions that can be rolled back to; the oldest go first, but for the newest of another policy."""
 _WHAT_MAX = 200
 FIXED = (
     "deployment.models",
@@ -244,7 +244,7 @@ class Steward:
         self.settings = settings
         self._kept[revision] = config
         row = self._list(revision, who, what, found)
-        self._kept.pop(self.revisions[0].revision - 1, None)
+        self._forget()
         self._note(who, what, found)
         return Applied(revision=revision, changes=row.changes, more=row.more, warnings=warnings)
 
@@ -268,6 +268,13 @@ class Steward:
         warnings = tuple(map(_line, told))
         return found, warnings
 
+    def _forget(self) -> None:
+        """Keep what is shown, and the newest other policy: however many keys are made, it is a way back."""
+        first, now = self.revisions[0].revision, self.settings.deployment
+        others = [n for n in self._kept if not same_policy(self._kept[n], now)]
+        back = others[-1] if others else first
+        self._kept = {n: kept for n, kept in self._kept.items() if n >= first or n == back}
+
     def _list(self, revision: int, who: str, what: str, found: Changes) -> Revision:
         """Add a revision to those that are shown."""
         some, more = first(found)
@@ -281,6 +288,10 @@ class Steward:
         )
         self.revisions.append(row)
         return row
+
+    def wall(self) -> int:
+        """Return the time of its revisions and audit: seconds since the epoch."""
+        return self._clock.wall()
 
     def ready(self) -> None:
         """Refuse every change if none can be made here."""

@@ -4,13 +4,17 @@ Bounded: over `HIGH` bytes the engine is held back until the handler has taken t
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from headrace.gateway.errors import Edge, Fault, edge
-from headrace.model.effect import Dispatch
+from headrace.gateway.errors import Edge, Fault, edge, failed, refused
+from headrace.model.decision import Decision, Degrade
+from headrace.model.deployment import ModelSpec
+from headrace.model.effect import Dispatch, Fail, Refuse
 from headrace.model.ids import AttemptId, DecisionId
+from headrace.model.ladder import Lesser
 from headrace.model.request import Request
 from headrace.ports.engine import Ask, Refusal
 from headrace.units import DurationNs, InstantNs, Tokens
@@ -18,6 +22,8 @@ from headrace.units import DurationNs, InstantNs, Tokens
 HIGH = 65_536
 """Bytes that wait for a slow caller, over which its engine is held back. With what the engine's pool
 holds then, the read at hand and the socket's buffer, well under 1 MiB a stream."""
+
+_WANT_OF_CAPACITY = 503
 
 
 class Done(Struct, frozen=True):
@@ -60,9 +66,20 @@ class Stream:
         self.queue_ns = DurationNs(0)
         self.took_ns = DurationNs(0)
         """From arrival to the first token of a stream, or to the end of a whole answer."""
+        self.lesser: Lesser | None = None
+        """In what lesser form it is served; None: as asked."""
+        self.why = b""
+        """Why it is not served as asked, in a word."""
+        self.deferrable = False
+        """It was refused, and may be answered later instead (DEG-1)."""
+        self.optional = len(ask.optional)
+        """How many parts of its prompt may be left out."""
+        self.model_revision: bytes | None = None
+        """Of the model that answers, if that can be told in a header."""
         self.attempt: AttemptId | None = None
         self.output_limit: Tokens | None = None
-        """Most tokens the answer may have, where its caller asked for another limit, or for none."""
+        """Most tokens the answer may have, where it is not served as asked, or its caller asked for another
+        limit, or for none."""
         self.on_held: Callable[[bool], None] | None = None
         """Told True when too much waits here, False when it was taken."""
         self.sink: Callable[[bytes], bool] | None = None
@@ -88,6 +105,11 @@ class Stream:
         """Return how a failure of ours looks to its caller: of one that was sent, no refusal."""
         return edge(cause, decision=self.decision, revision=self.revision)
 
+    def _left_ns(self, now: InstantNs) -> DurationNs | None:
+        """Return what is left of the time its caller gave it, to wait or to a first token; None: any."""
+        given = [one for one in (self.request.ttl_ns, self.request.ttft_ns) if one is not None]
+        return DurationNs(max(0, min(given) - (now - self.arrived_at))) if given else None
+
     # The driver's side ------------------------------------------------------------------------
 
     def asked(self) -> Ask:
@@ -96,12 +118,43 @@ class Stream:
         assert ask is not None, "it was sent before"
         return ask
 
-    def sent(self, effect: Dispatch, now: InstantNs) -> None:
-        """It was sent to a replica; nothing of the answer is there yet."""
-        self.decision, self.attempt = effect.decision, effect.attempt
-        if effect.output_limit != self.request.max_output:
-            self.output_limit = effect.output_limit
+    def refuse(self, effect: Refuse, now: InstantNs) -> None:
+        """It was not let in."""
+        own, left = self.request.ttft_ns, self._left_ns(now)
+        fault = refused(effect.decision, effect.rejection, self.revision, own, left)
+        passing = fault.face.status == _WANT_OF_CAPACITY and fault.retry_after_ns is not None
+        self.deferrable = effect.rejection.defer and passing
+        self.finish(fault)
+
+    def fail(self, effect: Fail, now: InstantNs) -> None:
+        """It was let in, and there is no answer to it, or no more of it."""
+        sent, left = self.attempt is not None, self._left_ns(now)
+        fault = failed(effect.decision, effect.reason, self.revision, sent=sent, left_ns=left)
+        if effect.retry_after_ns is not None and fault.retry_after_ns is not None:
+            wait = max(fault.retry_after_ns, effect.retry_after_ns)
+            fault = replace(fault, retry_after_ns=wait)
+        self.finish(fault)
+
+    def clocked(self, now: InstantNs) -> None:
+        """Note how long its caller waited: for the first token, or for all of an answer."""
+        if not (self.streamed and self.took_ns):
+            self.took_ns = DurationNs(now - self.arrived_at)
+
+    def decided(self, decision: Decision) -> None:
+        """Note why it is not served as asked."""
+        if isinstance(decision, Degrade):
+            self.why = decision.why.encode()
+
+    def sent(self, dispatch: Dispatch, now: InstantNs, models: Mapping[str, ModelSpec]) -> None:
+        """It was sent to a replica of one of the models; nothing of the answer is there yet."""
+        self.decision, self.attempt = dispatch.decision, dispatch.attempt
         self.queue_ns = DurationNs(now - self.arrived_at)
+        lesser = self.lesser = dispatch.lesser
+        if lesser is not None or dispatch.output_limit != self.request.max_output:
+            self.output_limit = dispatch.output_limit
+        answers = models.get(self.request.model if lesser is None else lesser.model)
+        told = "" if answers is None else answers.revision
+        self.model_revision = told.encode() if told.isascii() and told.isprintable() else None
 
     def push(self, data: bytes) -> None:
         """Add to the answer."""

@@ -24,7 +24,7 @@ from headrace.units import DurationNs, InstantNs, Tokens, WorkNs
 
 SERVER = ReplicaName("server")
 """What stands for whichever replica it was: callers see one server."""
-_OK, _LIMITED = 200, 429
+_OK, _DEFERRED, _LIMITED = 200, 202, 429
 _KNOWN = frozenset(Reason)
 
 
@@ -120,6 +120,7 @@ def concluded(
         if usage is None
         else terms.profile.work_ns(usage.input_tokens, 0, usage.output_tokens),
         ended_at=answer.ended_at,
+        deferred=answer.status == _DEFERRED,
     )
 
 
@@ -130,6 +131,8 @@ def _fate(answer: Answer) -> tuple[bool, Reason | None, Outcome | None]:
         return True, reason, _outcome(answer)
     if answer.failure is Failure.STOPPED and not answer.status:
         return False, None, None  # we left before a decision was told
+    if answer.status == _DEFERRED:
+        return False, None, None  # put aside: nobody here waits for what becomes of it
     if reason is None:
         limited = answer.status == _LIMITED
         reason = Reason.REQUEST_RATE if limited else Reason.UPSTREAM_ERROR

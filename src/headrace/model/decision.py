@@ -47,6 +47,7 @@ class Reason(StrEnum):
     DEADLINE_IMPOSSIBLE = "deadline_impossible"
     DEADLINE_QUEUE = "deadline_queue"
     GAP_BOUND = "gap_bound"
+    TPOT_BOUND = "tpot_bound"
     LENGTH_SHARE = "length_share"
     QUEUE_PRESSURE = "queue_pressure"
     EXPIRED = "expired"

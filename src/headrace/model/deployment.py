@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from headrace.model.budget import WindowSpec
 from headrace.model.engine import Usage
+from headrace.model.envelope import Envelope
 from headrace.model.features import EVERY, Feature
 from headrace.model.ids import ClassName, ModelName, PoolName, TenantId
 from headrace.model.ladder import LadderSpec, Level
@@ -86,9 +87,15 @@ class PoolSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Emulated replicas to start."""
     scaling: Scaling | None = None
     """How it grows and shrinks. None: its number of replicas is fixed."""
-    work_rate: Annotated[float, Meta(gt=0, le=10)] = 0.7
-    """Work-seconds per second that one replica completes at its SLO, until measured. 0.7: chunked
-    prefill spends about a third of a step on fixed cost that the work unit does not count."""
+    work_rate: Annotated[float, Meta(gt=0, le=10)] | None = None
+    """Work-seconds per second that one replica completes at its SLO, until measured live. None: what its
+    envelopes say; 0.7 where they say nothing, since chunked prefill spends about a third of a step on
+    fixed cost that the work unit does not count."""
+    envelopes: Annotated[tuple[Envelope, ...], Meta(max_length=64)] = ()
+    """What one replica was measured to carry, by mix: a file that `headrace capacity --json` wrote, or what
+    stands in it."""
+    mix: Annotated[str, Meta(max_length=256)] = ""
+    """Which of the measured mixes it serves. Empty: any, so that the lowest counts."""
 
 
 class Defer(StrEnum):

@@ -57,12 +57,14 @@ class Refuse(Struct, frozen=True, kw_only=True, tag="refuse"):
     rejection: Reject
 
 
-class Fail(Struct, frozen=True, kw_only=True, tag="fail", gc=False):
+class Fail(Struct, frozen=True, kw_only=True, tag="fail", gc=False, omit_defaults=True):
     """End an admitted request that cannot go on: an error before the first byte or mid-stream."""
 
     request: RequestId
     decision: DecisionId
     reason: Reason
+    retry_after_ns: DurationNs | None = None
+    """When repeating can succeed, where that was computed; None: nobody knows."""
 
 
 class Cancel(Struct, frozen=True, kw_only=True, tag="cancel", gc=False):
@@ -157,6 +159,8 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
     ended_at: InstantNs = InstantNs(0)
     level: int = 0
     """Of the ladder: in what form it was served; 0: as asked."""
+    deferred: bool = False
+    """It was handed over, to be answered later: admitted once it was sent; what goes back is not over."""
 
     @property
     def met(self) -> bool:

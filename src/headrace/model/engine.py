@@ -42,13 +42,15 @@ class Preemption(StrEnum):
     """Its KV is dropped and computed again."""
 
 
-class Usage(Struct, frozen=True, kw_only=True, gc=False):
+class Usage(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The tokens an attempt used, by the engine's own count; quota and KV settle on it."""
 
     input_tokens: Tokens
     cached_tokens: Tokens
     """Input tokens found in the prefix cache."""
     output_tokens: Tokens
+    tells_cached: bool = True
+    """Whether it said how many were found there; where it did not, `cached_tokens` is 0."""
 
 
 class Yielded(Struct, frozen=True, kw_only=True, gc=False):

@@ -25,6 +25,12 @@ class RequestArrived(Struct, frozen=True, tag="arrived"):
     request: Request
 
 
+class RequestDeferred(Struct, frozen=True, tag="deferred"):
+    """A request was put aside, to be answered later: when its turn comes it arrives, as `deferred`."""
+
+    request: Request
+
+
 class CallerLeft(Struct, frozen=True, tag="left", gc=False):
     """The caller is gone: queued, before the first byte or mid-stream."""
 
@@ -153,6 +159,7 @@ class Restarted(Struct, frozen=True, tag="restarted", gc=False):
 Event = (
     ConfigChanged
     | RequestArrived
+    | RequestDeferred
     | CallerLeft
     | ShutDown
     | FirstToken

@@ -30,7 +30,8 @@ class ReplicaView(Struct, frozen=True, gc=False):
     behind_ns: DurationNs
     """The same without the prompt at the engine's front: what waits in the engine."""
     prefill_left_ns: DurationNs
-    """The whole less what the first of it must have had by now: a forecast, for waits alone."""
+    """The whole less what the first of it must have had by now, or with what that is overdue: a forecast,
+    for waits alone."""
     decodes: int
     """Streams past their first token."""
     context_tokens: Tokens
@@ -42,10 +43,12 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Requests it may still take before its running limit."""
     cached_tokens: Tokens
     """Prefix of this request expected there."""
+    believed_tokens: Tokens
+    """What of it to count on, as far as such expectations have held there of late."""
     prefill_ns: DurationNs
-    """This request's prefill there, cached part left out, with the decodes running."""
+    """This request's prefill there, believed part left out, with the decodes running."""
     prefix_credit_ns: DurationNs
-    """Prefill time its cached prefix saves."""
+    """Prefill time that the believed part saves."""
     step_ns: DurationNs
     """A mixed step there with this request decoding too."""
     decode_extra_ns: DurationNs
@@ -58,6 +61,11 @@ class ReplicaView(Struct, frozen=True, gc=False):
     """Age of its last report; None: it never reported."""
     last_used: int
     """The fleet's dispatch count when it was last chosen: spreads ties evenly."""
+    mean_step_ns: DurationNs = DurationNs(0)
+    """The mean step there with this request decoding: with prefill as far as the window is full of it."""
+    mean_bound_ns: DurationNs = DurationNs(0)
+    """The tightest mean time per token promised there, this request's included. 0, as the step: nobody
+    is promised more by it than by the bound on gaps."""
 
 
 class ContractFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -123,6 +131,8 @@ class BudgetFacts(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """Answers asked for at once: as many in parallel."""
     sessions_left: int | None = None
     """None as well where its session has live requests already."""
+    ends_wait_ns: DurationNs = DurationNs(0)
+    """Where it has too many at once: until so many of its own are expected to have ended."""
     windows: tuple[WindowFacts, ...] = ()
 
 
@@ -206,6 +216,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     """None: nobody asks, or none of this tenant was refused lately."""
     arrival: ArrivalFacts | UnsetType = UNSET
     """Capacity on its way. Absent: some replica is ready, no pool of the class scales, or nothing is expected."""
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on its mean time per token, where that is tighter than on its gaps; else 0."""
 
 
 class RouteEvidence(Struct, frozen=True, kw_only=True):

@@ -51,8 +51,10 @@ class LadderSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a smaller model that is never reached, and a level 3 without one."""
-        if (self.level == LEVEL_MAX) != (self.model is not None):
-            raise ValueError(f"level {self.level} with model {self.model!r}: level 3 is a model")
+        if self.level == LEVEL_MAX and self.model is None:
+            raise ValueError("level 3 needs `model`, the smaller one that answers")
+        if self.level < LEVEL_MAX and self.model is not None:
+            raise ValueError(f"`model` is for level 3, and the ladder ends at level {self.level}")
 
 
 class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):
@@ -71,6 +73,8 @@ class LadderFacts(Struct, frozen=True, kw_only=True, gc=False):
     max_output: Tokens | None = None
     output_p90: Tokens
     """Predicted: what an answer without a limit is taken to be allowed."""
+    smaller_cap: Tokens | None = None
+    """What the smaller model gives at most where no limit was named; None: no more than at other steps."""
 
 
 class Pressure(Struct, frozen=True, kw_only=True, gc=False):
@@ -84,11 +88,12 @@ class Pressure(Struct, frozen=True, kw_only=True, gc=False):
     """Work that came in lately for its pools, if everybody were served at each level from 0 on as far as
     they agreed: work-seconds per second, in millionths."""
     rate_micro: int
-    """What the ready replicas of its pools do, in the same unit."""
+    """What the ready replicas of its pools do, in the same unit: measured, and no less than half of what
+    they were declared to do."""
     wait_ns: DurationNs
     """How long what is queued takes them."""
-    refused: bool
-    """Whether somebody was refused at this level within the last second."""
+    refused: int
+    """Of the last three who were refused at this level, those within the last ten seconds."""
     calm_ns: DurationNs
     """For how long the level above would have done."""
     quiet_ns: DurationNs

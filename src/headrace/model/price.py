@@ -33,3 +33,20 @@ class PriceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             + usage.cached_tokens * self.found
             + usage.output_tokens * self.output
         )
+
+
+class GpuPrices(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an hour of one GPU costs, in US dollars, by kind."""
+
+    usd_gpu_hour: Annotated[dict[str, _Usd], Meta(max_length=1_000)] = {}
+    """By how its name begins: `h100`, or `h100 sxm 80 gb`. No price ships: they differ by contract."""
+
+    def of(self, gpu: str) -> float | None:
+        """Return the price of a kind of GPU by the longest name that it begins with; None: not known."""
+        found = [name for name in self.usd_gpu_hour if begins(gpu, name)]
+        return self.usd_gpu_hour[max(found, key=len)] if found else None
+
+
+def begins(gpu: str, name: str) -> bool:
+    """Return whether a kind of GPU is of a name: whole words, in any case."""
+    return f"{gpu.lower()} ".startswith(f"{name.lower().strip()} ")

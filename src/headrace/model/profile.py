@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from headrace.model.hardware import hardware_of
 from headrace.model.table import StepTable, TableFit, in_ps
 from headrace.units import (
     MICRO,
@@ -136,6 +137,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
     source: Annotated[str, Meta(min_length=1)]
     """Where the numbers come from and how far they are off."""
     hardware: str
+    """What one replica runs on, as `hardware_of` reads it."""
     model: str
     kv_bytes_per_token: Annotated[int, Meta(ge=1)]
     kv_capacity_tokens: _Count
@@ -157,6 +159,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dic
 
     def __post_init__(self) -> None:
         """Refuse what no engine could run."""
+        hardware_of(self.hardware)
         if self.reference_batch > self.max_running:
             msg = f"reference_batch {self.reference_batch} is above max_running {self.max_running}"
             raise ValueError(msg)

@@ -1,6 +1,7 @@
 """One logical request, as far as deciders may know it."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.features import Feature
 from headrace.model.ids import ClassName, ModelName, RequestId, TenantId
@@ -74,5 +75,25 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     ttft_ns: DurationNs | None = None
     gap_ns: DurationNs | None = None
     """Tighter bounds of the caller; wider ones than the class's are ignored (FAIR-4)."""
+    deferred: bool = False
+    """Whether it was handed over before, to be answered later: it was offered then, and is not now."""
     ttl_ns: DurationNs | None = None
     """How long it may wait in the queue at most; None: as long as its class lets it."""
+
+    def lessened(self, kept: int | None) -> "Request":
+        """Return it as it is with only so many optional parts, the first by rank; None: all of them.
+
+        From the first part on that is optional the prompt is another: nothing is known to be cached there, and
+        its text teaches nothing of what bytes come to.
+        """
+        if kept is None or kept >= len(self.optional):
+            return self
+        left = max(1, self.input_tokens - sum(self.optional[kept:]))
+        return replace(
+            self,
+            input_tokens=Tokens(left),
+            input_margin=Tokens(self.input_margin * left // max(1, self.input_tokens)),
+            text=None,
+            prefix=self.prefix[: self.prefix_kept],
+            optional=self.optional[:kept],
+        )

@@ -66,6 +66,11 @@ class Bounds(Struct, frozen=True, kw_only=True, gc=False):
     e2e_ns: DurationNs | None = None
     """Completion."""
 
+    @property
+    def mean_ns(self) -> DurationNs:
+        """The bound on the mean time per token, where it asks for more than that of each gap; else 0."""
+        return self.tpot_ns if self.tpot_ns < self.gap_ns else DurationNs(0)
+
 
 class Indicators(Struct, frozen=True, kw_only=True, gc=False):
     """The measured values of one request that made at least one token (SLO-2).

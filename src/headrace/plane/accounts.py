@@ -19,11 +19,16 @@ class Tally(Struct):
     input_tokens: int = 0
     predicted_output: int = 0
     offered_work_ns: int = 0
+    deferred: int = 0
+    """Of the offered, those put aside to be answered later."""
     admitted: int = 0
+    """Those that were deferred are among them once they were sent to a replica."""
+    taken_up: int = 0
+    """Of the admitted, those that were deferred; one that an engine failed at is taken up again."""
     rejected: dict[Reason, int] = {}
     left_before: int = 0
     degraded: dict[int, int] = {}
-    """Of the admitted that are over, those in a lesser form, by level."""
+    """Of the admitted, those in a lesser form, by level."""
     outcomes: dict[Outcome, int] = {}
     """How admitted requests ended; what is missing from `admitted` is still live."""
     ended_early: dict[Reason, int] = {}
@@ -103,17 +108,25 @@ class Accounts(Struct):
         tally.predicted_output += entry.predicted_output
         tally.offered_work_ns = min(SUM_MAX, tally.offered_work_ns + entry.work_ns)
 
+    def admit(self, tally: Tally, level: int, *, deferred: bool, sent: bool) -> None:
+        """Count one that is let in at a level, or is `sent` to a replica after that: each at one of both."""
+        if deferred is sent:
+            tally.admitted += 1
+            tally.taken_up += deferred
+            if level:
+                tally.degraded[level] = tally.degraded.get(level, 0) + 1
+
     def conclude(self, tally: Tally, row: Concluded) -> None:
-        """Count how one offered request ended."""
+        """Count how one offered request ended; one that was deferred and not sent goes back, and has not."""
         if not row.admitted:
+            if row.deferred:
+                return
             if row.reason is None:
                 tally.left_before += 1
             else:
                 tally.rejected[row.reason] = tally.rejected.get(row.reason, 0) + 1
             return
         assert row.outcome is not None
-        if row.level:
-            tally.degraded[row.level] = tally.degraded.get(row.level, 0) + 1
         tally.outcomes[row.outcome] = tally.outcomes.get(row.outcome, 0) + 1
         if row.reason is not None:
             tally.ended_early[row.reason] = tally.ended_early.get(row.reason, 0) + 1

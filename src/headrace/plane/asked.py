@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from headrace.model.budget import Take
 from headrace.model.decision import Decision, LetIn, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import TenantSpec
@@ -33,12 +32,13 @@ from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
 from headrace.plane.scale_facts import expected
 from headrace.plane.state import ModelState
-from headrace.plane.stranger import unlimited
+from headrace.plane.stranger import bare_evidence, unlimited
+from headrace.policy.admission.balances import over_limits
 from headrace.policy.admission.gates import OF_THE_MOMENT, Length, nearest
 from headrace.policy.fairness.backlog import waiting_key
 from headrace.policy.fairness.forecast import debt, stake
 from headrace.policy.ordering.orders import FAR, Order, Place
-from headrace.policy.predict.demand import demand, output_limit
+from headrace.policy.predict.demand import demand, take
 from headrace.units import (
     Blocks,
     DurationNs,
@@ -79,7 +79,7 @@ class Asked:
         self.output_cap = ceiling.cap(self.model, slo_class, request.max_output)
         self.demand = demand(request, spec, facts.spec, forecast, self.output_cap)
         self.branches = max(1, request.fan_out)
-        self.take = self._take()
+        self.take = take(request, spec, facts.spec, self.demand, self.output_cap)
         limited_sessions = tenant.max_parallel_sessions is not None
         self.session = (request.session or NO_SESSION) if limited_sessions else None
         self.bounds = settings.bounds[slo_class]
@@ -97,14 +97,32 @@ class Asked:
         self._by_length = settings.config.admission.length is Length.FAIR
 
     def evidence(self, m: Machine, now: InstantNs) -> EntryEvidence:
-        """Freeze what admission may look at."""
+        """Freeze what admission may look at.
+
+        Who is over its tenant's limits is refused whatever the queue and the replicas are like: nobody
+        looks at those for it, and refusing it stays cheap (trap 8).
+        """
         settings, request, known = m.settings, self.request, self.known
+        contract, budget = self._contract(), self._budget(m, now)
+        if over_limits(budget) is not None and settings.refuses_over_limits:
+            bare = bare_evidence(request, contract)
+            return replace(
+                bare,
+                demand=self.demand,
+                budget=budget,
+                ttft_ns=self.ttft_ns,
+                gap_ns=self.bounds.gap_ns,
+                route_ns=settings.route_ns,
+                first_ns=self.first_ns,
+            )
         ready, largest, views, rest = survey(m, self, now)
         front = nearest(views)
         if front is not None:
             behind = min(front.behind_ns, max(0, front.window_ns - front.prefill_ns))
             first = max(0, front.prefill_left_ns - front.behind_ns)
             self.in_engine_ns = min(first, front.window_ns) + behind + front.prefill_ns
+            if front.believed_tokens:
+                self.demand = replace(self.demand, cached_tokens=front.believed_tokens)
         profile, margin = self.facts.spec.profile, request.input_margin
         short = profile.prefill_ns(margin, 0, 0, 0, profile.token_budget) if margin else NOTHING_NS
         shares, way = m.shares(self.model), self.way
@@ -114,8 +132,8 @@ class Asked:
             demand=self.demand,
             max_output=request.max_output,
             fan_out=request.fan_out,
-            contract=self._contract(),
-            budget=self._budget(m, now),
+            contract=contract,
+            budget=budget,
             wait=self._wait(m, now),
             ttft_ns=self.ttft_ns,
             gap_ns=self.bounds.gap_ns,
@@ -133,6 +151,7 @@ class Asked:
             rest_bound_ns=rest,
             lengths=self._lengths(front, now) if self._by_length else None,
             arrival=UNSET if ready else expected(m, self.model, self.slo_class, now) or UNSET,
+            mean_ns=self.bounds.mean_ns,
         )
 
     def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:
@@ -168,6 +187,13 @@ class Asked:
             del lengths[next(iter(lengths))]
         seen.forget(now)
         seen.add(self.request.input_tokens, admitted=isinstance(decision, LetIn))
+
+    def end(self, wait: DurationNs, now: InstantNs) -> InstantNs | None:
+        """Return when it is expected to end, `wait` in the queue included; None: nobody asks."""
+        if self.tenant.max_parallel_requests is None and self.session is None:
+            return None
+        steps = self.demand.output_p50 * self.facts.spec.profile.reference_step_ns
+        return later(now, DurationNs(wait + self.in_engine_ns + self.first_ns + steps))
 
     def latest_start(self, now: InstantNs) -> InstantNs:
         """Return when the request must be sent to meet its first-token bound."""
@@ -212,6 +238,10 @@ class Asked:
             return unlimited(need)
         quota = m.state.ledger.quota(tenant, now)
         tokens, requests, most = quota.tokens, quota.requests, tenant.max_parallel_requests
+        sessions_left = self._sessions_left(quota)
+        missing = 0 if most is None else quota.parallel + self.branches - most
+        if sessions_left is not None:
+            missing = max(missing, 1 - sessions_left)
         return BudgetFacts(
             tokens_needed=need,
             tokens_left=None if tokens is None else tokens.level,
@@ -222,7 +252,8 @@ class Asked:
             parallel_left=None if most is None else most - quota.parallel,
             parallel_limit=most,
             branches=self.branches,
-            sessions_left=self._sessions_left(quota),
+            sessions_left=sessions_left,
+            ends_wait_ns=quota.ends_wait_ns(missing, now) if missing > 0 else NOTHING_NS,
             windows=window_facts(tenant, quota, self.take, now),
         )
 
@@ -241,19 +272,6 @@ class Asked:
         if self.demand.kv_blocks <= largest:
             return self.demand
         return replace(self.demand, kv_blocks=largest)
-
-    def _take(self) -> Take:
-        """Return what is reserved: input plus the output the caller allows, else p90; p90 of work."""
-        request, spec, output = self.request, self.spec, self.demand.output_p90
-        if request.max_output is not None:
-            output = output_limit(request, spec, self.facts.spec, self.output_cap)
-        work = self.demand.work_p90_ns
-        tokens = (request.input_tokens + output) * self.branches
-        return Take(
-            tokens=Tokens(tokens),
-            work_ns=work,
-            micro_usd=spec.cost(request.input_tokens, 0, output, self.branches),
-        )
 
     def _wait(self, m: Machine, now: InstantNs) -> WaitFacts:
         """Return the work ahead of the queue that it would join."""
@@ -330,7 +348,7 @@ def survey(
     """Return ready replicas, their largest pool, views of the best candidates and a bound on the rest."""
     settings, fleet, loads = m.settings, asked.known.fleet, m.state.ledger.loads
     serving = settings.serving(asked.model, asked.slo_class)
-    wanted = Candidate.of(m.prefixes[asked.model], asked.request, asked.demand)
+    wanted = Candidate.of(m.prefixes[asked.model], asked.request, asked.demand, asked.bounds)
     limit = settings.config.routing.candidates
     views: list[ReplicaView] = []
     seen = 0

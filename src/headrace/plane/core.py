@@ -26,6 +26,7 @@ from headrace.model.event import (
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
+    RequestDeferred,
     Restarted,
     ScaleFrozen,
     ShutDown,
@@ -34,8 +35,9 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
-from headrace.plane import degrade, dispatch, entry, groups, reconfigure, scaler, streams
+from headrace.plane import degrade, dispatch, entry, groups, handover, reconfigure, scaler, streams
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
+from headrace.plane.outlook import Outlook, outlook
 from headrace.plane.quote import Quote, quote
 from headrace.plane.state import Live, PlaneState
 from headrace.units import InstantNs
@@ -53,6 +55,7 @@ class Plane:
         self._steps: dict[type, Callable[[Any, InstantNs], None]] = {
             ConfigChanged: self._config_changed,
             RequestArrived: self._arrived,
+            RequestDeferred: self._deferred,
             CallerLeft: self._left,
             ShutDown: self._shut_down,
             FirstToken: self._first_token,
@@ -123,6 +126,10 @@ class Plane:
         """Return what the configuration says of a request that does not arrive yet; changes nothing."""
         return quote(self._machine, request)
 
+    def outlook(self, request: Request) -> Outlook:
+        """Return in what form a request would be served now; no event, no decision."""
+        return outlook(self._machine, request)
+
     @classmethod
     def thaw(cls, content: bytes) -> "Plane":
         """Return a plane that goes on exactly where `freeze` was called."""
@@ -136,6 +143,9 @@ class Plane:
         model = entry.arrive(machine, event.request, now)
         if model is not None:
             dispatch.run(machine, model, machine.state.models[model], now)
+
+    def _deferred(self, event: RequestDeferred, now: InstantNs) -> None:
+        handover.put_aside(self._machine, event.request, now)
 
     def _left(self, event: CallerLeft, now: InstantNs) -> None:
         streams.caller_left(self._machine, event, now)

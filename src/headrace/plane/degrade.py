@@ -4,26 +4,26 @@ Makes the forms of `policy/degrade` into evidence for the gates, one after the o
 level. Where nothing less was agreed to it does nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.model.decision import Decision, LetIn, Reject
-from headrace.model.deployment import ModelSpec
+from headrace.model.deployment import ModelSpec, TenantSpec
 from headrace.model.evidence import EntryEvidence, LadderRecord, Tried
-from headrace.model.ids import ClassName, ModelName
+from headrace.model.ids import ClassName, ModelName, PoolName
 from headrace.model.ladder import LEVEL_MAX, LadderFacts, LadderSpec, Pressure
 from headrace.model.request import Request
 from headrace.plane.asked import Asked, rate_micro
+from headrace.plane.fleet import PoolFacts
 from headrace.plane.levels import NOTHING, Standing
 from headrace.plane.machine import NOT_SURVEYED, Machine
 from headrace.plane.state import ModelState
 from headrace.policy.admission.gates import OF_THE_MOMENT
 from headrace.policy.catalog import class_level
 from headrace.policy.degrade.forms import Form, at_level, climb, forms
-from headrace.policy.degrade.level import SIGN_NS
-from headrace.units import NS_PER_S, DurationNs, InstantNs, Tokens, elapsed, later, time_for
+from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, elapsed, later, time_for
 
 
 class Found(Struct, frozen=True):
@@ -33,6 +33,11 @@ class Found(Struct, frozen=True):
     evidence: EntryEvidence
     decision: Decision
     ladder: LadderRecord | None = None
+
+    def learnt_on(self, asked: Asked) -> Asked:
+        """Return the form whose length counts as let in or refused: of the model that was asked for."""
+        let_in = isinstance(self.decision, LetIn)
+        return self.asked if let_in or self.asked.model == asked.model else asked
 
 
 def decide(m: Machine, asked: Asked, now: InstantNs) -> Found:
@@ -97,7 +102,7 @@ def look(
     here = seen
     if level != standing.level:
         standing.move(level, now, trying=config.degrading.is_try(seen))
-        here = replace(seen, level=level, refused=False)
+        here = replace(seen, level=level, refused=0)
     if config.degrading.is_short(here):
         standing.quiet_from = now
     if not config.degrading.is_calm(here):
@@ -115,20 +120,32 @@ def _pressure(
     assert spec is not None, "it has a ladder"
     known.inflow.forget(now)
     rivals = settings.rivals(model, slo_class)
-    rate = rate_micro(known, settings.serving(model, slo_class))
+    serving = settings.serving(model, slo_class)
+    rate = max(rate_micro(known, serving), _declared_micro(known, serving) // BELIEVED)
     queued = sum(known.backlog.work.get(name, 0) for name in rivals)
-    refused, calm = standing.refused_at, standing.calm_from
+    calm = standing.calm_from
     return Pressure(
         level=standing.level,
         lowest=spec.level,
         offered=known.inflow.micro(rivals)[: spec.level + 1],
         rate_micro=rate,
         wait_ns=time_for(queued, rate) if rate else DurationNs(0),
-        refused=refused is not None and now <= later(refused, SIGN_NS),
+        refused=standing.refused(now),
         calm_ns=DurationNs(0) if calm is None else elapsed(calm, now),
         quiet_ns=elapsed(standing.quiet_from, now),
         failed=standing.failed,
     )
+
+
+BELIEVED = 2
+"""Below half of what pools were declared to do, the measured rate is no measure of it: where few requests come,
+of minutes each, hardly any first token falls into the moments in which others wait."""
+
+
+def _declared_micro(known: ModelState, pools: Mapping[PoolName, PoolFacts]) -> int:
+    """Return what the ready replicas of some pools were declared to do."""
+    ready = known.fleet.ready
+    return sum(round(facts.work_rate * MICRO) * ready.get(pool, 0) for pool, facts in pools.items())
 
 
 def again(m: Machine, now: InstantNs) -> None:
@@ -157,27 +174,34 @@ def keep(m: Machine) -> None:
 
 
 def _facts(m: Machine, asked: Asked, spec: LadderSpec) -> LadderFacts:
-    request = asked.request
+    request, less = asked.request, smaller(m, asked.spec, asked.tenant, asked.slo_class, spec)
+    cap = None
+    if less is not None:
+        budget = m.settings.config.output_budget
+        cap = budget.cap(ModelName(less.name), asked.slo_class, request.max_output)
     return LadderFacts(
         tenant=asked.tenant.degrade,
         caller=request.lowest,
         model=asked.model,
-        smaller=_smaller(m, asked, spec) is not None,
+        smaller=less is not None,
         input_tokens=request.input_tokens,
         optional=request.optional,
         max_output=request.max_output,
         output_p90=asked.demand.output_p90,
+        smaller_cap=cap,
     )
 
 
-def _smaller(m: Machine, asked: Asked, spec: LadderSpec) -> ModelSpec | None:
-    """Return the smaller model, if it is served for the class and its tenant may use it."""
+def smaller(
+    m: Machine, asked: ModelSpec, tenant: TenantSpec, slo_class: ClassName, spec: LadderSpec
+) -> ModelSpec | None:
+    """Return the smaller model than `asked`, if it is served for the class and its tenant may use it."""
     model = None if spec.model is None else m.settings.models.get(spec.model)
-    if model is None or model is asked.spec:
+    if model is None or model is asked:
         return None
-    if m.settings.pool_for(ModelName(model.name), asked.slo_class) is None:
+    if m.settings.pool_for(ModelName(model.name), slo_class) is None:
         return None
-    return model if asked.tenant.may_ask(model, model.name) else None
+    return model if tenant.may_ask(model, model.name) else None
 
 
 def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
@@ -192,23 +216,9 @@ def _in_form(m: Machine, asked: Asked, form: Form) -> Asked:
 
 
 def as_served(request: Request, form: Form) -> Request:
-    """Return a request in a lesser form; whoever has the prompt has to make it so.
-
-    Text that something was left out of teaches nothing of what bytes come to.
-    """
-    changed = replace(request, max_output=form.max_output)
-    if form.level == LEVEL_MAX:
-        changed = replace(changed, model=form.model)
-    if form.kept is None or form.input_tokens == request.input_tokens:
-        return changed
-    return replace(
-        changed,
-        input_tokens=form.input_tokens,
-        input_margin=Tokens(request.input_margin * form.input_tokens // request.input_tokens),
-        text=None,
-        optional=request.optional[: form.kept],
-        prefix=request.prefix[: request.prefix_kept],
-    )
+    """Return a request in a lesser form; whoever has the prompt has to make it so."""
+    changed = replace(request.lessened(form.kept), max_output=form.max_output)
+    return replace(changed, model=form.model) if form.level == LEVEL_MAX else changed
 
 
 def _works(asked: Asked, steps: Sequence[Form]) -> tuple[int, ...]:

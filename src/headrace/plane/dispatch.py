@@ -9,7 +9,8 @@ from headrace.model.effect import Decided, Dispatch, Fail
 from headrace.model.evidence import ReplicaView, RouteEvidence, RouteRecord
 from headrace.model.ids import AttemptId, ClassName, ModelName
 from headrace.model.paths import Term, tenant_key
-from headrace.model.slo import Outcome
+from headrace.model.profile import Profile
+from headrace.model.slo import Bounds, Outcome
 from headrace.plane.fleet import Candidate, PoolFacts, serves, view
 from headrace.plane.ledger import Flight, Load
 from headrace.plane.machine import NOT_SURVEYED, Machine
@@ -18,7 +19,7 @@ from headrace.policy.fairness.backlog import NEVER, NONE, Turn, Waiting, is_pati
 from headrace.policy.fairness.shares import Side
 from headrace.policy.predict.demand import output_limit
 from headrace.policy.routing.seconds import UNBOUNDED, is_long, is_open
-from headrace.units import DurationNs, InstantNs, ceil_div, later
+from headrace.units import DurationNs, InstantNs, Tokens, ceil_div, later
 
 SPARE = 3, 2
 """Capacity kept open to urgent work over what has come in, as a fraction."""
@@ -243,7 +244,7 @@ def _open_views(
     """Return views of the cheapest open replicas and prefix holders, and a bound on the rest."""
     settings, fleet, loads = m.settings, known.fleet, m.state.ledger.loads
     serving = settings.serving(live.model, live.slo_class)
-    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand, live.bounds)
     blocks, gap = live.demand.kv_blocks, live.bounds.gap_ns
     alone = {pool: wanted.prefill_alone_ns(facts.spec.profile) for pool, facts in serving.items()}
     holding = wanted.matches[-1][1] if wanted.matches else 0
@@ -280,7 +281,7 @@ def all_views(m: Machine, live: Live, now: InstantNs) -> list[ReplicaView]:
     queue = known.backlog.queues[live.way[-1].key]
     if queue.side is not Side.URGENT and held_back(m, known, live):
         return []
-    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand)
+    wanted = Candidate.of(m.prefixes[live.model], live.request, live.demand, live.bounds)
     return [
         view(replica, m.state.ledger.loads[replica.incarnation], facts, wanted, now)
         for replica in known.fleet.cheapest()
@@ -317,14 +318,19 @@ def _book(
     attempt = AttemptId(m.state.attempts)
     load = ledger.loads[chosen.incarnation]
     # Others are held to what its class promises: a tighter bound of its own is no claim on them.
-    promised = settings.bounds[live.slo_class].gap_ns
-    flight = _flight(live, placement, load, facts, now, promised)
+    promised = settings.bounds[live.slo_class]
+    cached = chosen.believed(Tokens(placement.cached_tokens), facts)
+    prefill = _prefill_ns(request.input_tokens, cached, load, facts.spec.profile)
+    flight = _flight(live, placement, prefill, now, promised)
     shares = m.shares(live.model)
     counters = tuple(shares.counter(step.key) for step in live.way)
     if not _is_contested(known, live):
         counters = (0,) * len(counters)
     ledger.book(attempt, flight, settings.prices[live.model])
-    m.state.accounts.tally(request.tenant, live.slo_class).attempts += 1
+    tally = m.state.accounts.tally(request.tenant, live.slo_class)
+    tally.attempts += 1
+    level = 0 if live.lesser is None else live.lesser.level
+    m.state.accounts.admit(tally, level, deferred=request.deferred, sent=True)
     m.state.accounts.had(live.model, request.tenant).turn_at = now
     live.advance(Phase.DISPATCHED)
     live.attempt, live.replica, live.dispatched_at = attempt, chosen.name, now
@@ -369,32 +375,31 @@ def _is_contested(known: ModelState, live: Live) -> bool:
     return len(queues) > (live.way[-1].key in queues)
 
 
-def _flight(
-    live: Live,
-    placement: Placement,
-    load: Load,
-    facts: PoolFacts,
-    now: InstantNs,
-    gap_ns: DurationNs,
-) -> Flight:
-    """Return what is booked for an attempt."""
-    request, profile = live.request, facts.spec.profile
-    cached, given = placement.cached_tokens, request.input_tokens
-    prefill = profile.prefill_ns(
+def _prefill_ns(given: Tokens, cached: Tokens, load: Load, profile: Profile) -> DurationNs:
+    """Return what a prompt takes beside what runs there."""
+    return profile.prefill_ns(
         given - cached, cached, load.decodes, load.context_tokens, profile.token_budget
     )
+
+
+def _flight(
+    live: Live, placement: Placement, prefill: DurationNs, now: InstantNs, promised: Bounds
+) -> Flight:
+    """Return what is booked for an attempt."""
+    request = live.request
     return Flight(
         request=request.id,
         tenant=request.tenant,
         model=live.model,
         incarnation=placement.incarnation,
-        input_tokens=given,
-        cached_tokens=cached,
+        input_tokens=request.input_tokens,
+        cached_tokens=placement.cached_tokens,
         predicted=live.demand.output_p50,
         blocks=live.demand.kv_blocks,
         prefill_ns=prefill,
         charged=0,
         way=live.way,
-        gap_ns=gap_ns,
+        gap_ns=promised.gap_ns,
+        mean_ns=promised.mean_ns,
         sent_at=now,
     )

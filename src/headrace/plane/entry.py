@@ -1,19 +1,20 @@
 """What happens when a request arrives: decide, book, queue, or refuse."""
 
-from headrace.model.decision import LetIn, Reason, Reject
+from headrace.model.decision import Degrade, LetIn, Reason, Reject
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName, RequestId
 from headrace.model.request import Request
 from headrace.model.slo import Outcome
-from headrace.plane.asked import Asked
+from headrace.plane.asked import Asked, rate_micro
 from headrace.plane.degrade import decide
 from headrace.plane.dispatch import at_once, enqueue, leave, relist
 from headrace.plane.machine import Machine
 from headrace.plane.scaler import offered
 from headrace.plane.state import Live, ModelState
 from headrace.plane.stranger import strange
-from headrace.units import InstantNs
+from headrace.policy.fairness.forecast import stake
+from headrace.units import DurationNs, InstantNs, WorkNs, time_for
 
 
 def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
@@ -35,7 +36,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         request = fit(m.state.inputs, ModelName(spec.name), request)
     asked = Asked(m, request, slo_class, facts)
     found = decide(m, asked, now)
-    as_asked, asked, decision = asked, found.asked, found.decision
+    form, decision = found.asked, found.decision
     record = EntryRecord(
         request_id=request.id,
         decision_id=m.next_decision(),
@@ -48,16 +49,17 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         ladder=found.ladder,
     )
     m.out.append(Decided(record))
-    asked.learn(decision, now)
+    found.learnt_on(asked).learn(decision, now)
     entry = Entry(
         arrived_at=now,
         input_tokens=request.input_tokens,
-        predicted_output=as_asked.demand.output_p50,
-        work_ns=as_asked.demand.work_p50_ns,
+        predicted_output=asked.demand.output_p50,
+        work_ns=asked.demand.work_p50_ns,
     )
     tally = m.state.accounts.tally(request.tenant, slo_class)
-    m.state.accounts.offer(tally, entry)
-    offered(m, as_asked, now)
+    if not request.deferred:
+        m.state.accounts.offer(tally, entry)
+        offered(m, asked, now)
     if isinstance(decision, Reject):
         row = _refused(request, asked, entry, decision, now)
         m.out += (
@@ -67,12 +69,13 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         m.state.accounts.conclude(tally, row)
         m.count_over(row)
         return None
-    tally.admitted += 1
-    live = _admitted(m, asked, record, entry, now)
-    if at_once(m, asked.known, live, now):
+    level = decision.lesser.level if isinstance(decision, Degrade) else 0
+    m.state.accounts.admit(tally, level, deferred=request.deferred, sent=False)
+    live = _admitted(m, form, record, entry, now)
+    if at_once(m, form.known, live, now):
         return None
-    _enqueue(m, asked, live, now)
-    return asked.model
+    _enqueue(m, form, live, now)
+    return form.model
 
 
 def _admitted(
@@ -94,6 +97,7 @@ def _admitted(
         branches=asked.branches,
         session=asked.session,
         charged=decided.charged,
+        ends_at=asked.end(decided.wait_ns, now),
     )
     order, deadline = m.settings.order, asked.deadline(now)
     live = m.state.live[request.id] = Live(
@@ -137,10 +141,27 @@ def _push_out(
     assert last is not None
     live = m.state.live[RequestId(last[1])]
     leave(m, live, known, now)
+    left = WorkNs(queue.ready.total + queue.late.total)
     m.out.append(
-        Fail(request=live.request.id, decision=live.decision, reason=Reason.QUEUE_PRESSURE)
+        Fail(
+            request=live.request.id,
+            decision=live.decision,
+            reason=Reason.QUEUE_PRESSURE,
+            retry_after_ns=_drained_after(m, known, live, left),
+        )
     )
     m.conclude(live, now, Outcome.ERROR, reason=Reason.QUEUE_PRESSURE)
+
+
+def _drained_after(m: Machine, known: ModelState, live: Live, left: WorkNs) -> DurationNs | None:
+    """Return when what waits on the same path will have drained at its due share; None: nothing is ready."""
+    rate = rate_micro(known, m.settings.serving(live.model, live.slo_class))
+    if not rate:
+        return None
+    rivals = m.settings.rivals(live.model, live.slo_class)
+    weights, own = stake(m.shares(live.model), live.way, rivals)
+    everything = sum(known.backlog.work.get(name, 0) for name in rivals)
+    return time_for(min(everything, left * weights // own), rate)
 
 
 def _refused(
@@ -157,4 +178,5 @@ def _refused(
         outcome=None,
         bounds=asked.bounds,
         ended_at=now,
+        deferred=request.deferred,
     )

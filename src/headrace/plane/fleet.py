@@ -11,11 +11,13 @@ from msgspec import Struct, field
 
 from headrace.model.demand import Demand
 from headrace.model.deployment import PoolSpec
-from headrace.model.engine import Snapshot
+from headrace.model.engine import Snapshot, Usage
+from headrace.model.envelope import DECLARED_RATE
 from headrace.model.evidence import ReplicaView
 from headrace.model.ids import ClassName, Incarnation, PoolName, ReplicaName
 from headrace.model.profile import Profile
 from headrace.model.request import Request
+from headrace.model.slo import Bounds
 from headrace.plane.ledger import Load
 from headrace.policy.fairness.ranked import Ranked
 from headrace.units import (
@@ -34,6 +36,8 @@ HOLDERS = 4
 _TYPICAL_STEPS = 64
 """Decode steps for which running streams weigh in the ranking."""
 _RANK_BITS = 32
+MEMORY = 8
+"""Attempts over which a cache's reliability is learnt: each newest counts as one of so many."""
 
 
 class Replica(Struct):
@@ -57,6 +61,37 @@ class Replica(Struct):
     """Prompt tokens that were expected cached, of attempts whose usage told how many were."""
     cached_told: int = 0
     """Of the same attempts, how many were."""
+    tells_cached: bool = False
+    """Whether any usage told: some engines leave it out where nothing was cached."""
+    reliability: int | None = None
+    """The share of what was expected that was there, of late, in millionths. None: nothing told."""
+    emptied_at: InstantNs | None = None
+    """When its cache was last lost, if it ever was."""
+
+    def believed(self, cached: Tokens, facts: "PoolFacts") -> Tokens:
+        """Return how many of the tokens expected in its cache to count on.
+
+        Of an engine that tells nothing, the configured share: what it leaves out is unknown, not zero.
+        """
+        share = facts.reliability if self.reliability is None else self.reliability
+        return Tokens(cached * share // MICRO)
+
+    def learn(self, expected: int, sent_at: InstantNs, usage: Usage, facts: "PoolFacts") -> None:
+        """Learn from an attempt's usage how much of what was expected cached was there.
+
+        What was sent before the cache was lost says nothing of what it holds since.
+        """
+        self.tells_cached = self.tells_cached or usage.tells_cached
+        if not self.tells_cached:
+            return
+        self.cached_expected += expected
+        self.cached_told += usage.cached_tokens
+        before_loss = self.emptied_at is not None and sent_at <= self.emptied_at
+        if not expected or before_loss:
+            return
+        seen = min(usage.cached_tokens, expected) * MICRO // expected
+        known = facts.reliability if self.reliability is None else self.reliability
+        self.reliability = known + (seen - known) // MEMORY
 
 
 class PoolFacts(Struct, frozen=True, gc=False):
@@ -68,9 +103,19 @@ class PoolFacts(Struct, frozen=True, gc=False):
     prefix_capacity: int
     """Tokens of prefix that its index remembers: the pool's own size."""
     window_ns: DurationNs
+    reliability: int = MICRO
+    """Share of a prefix expected cached that is counted on before anything is told, in millionths."""
+    work_rate: float = DECLARED_RATE
+    """Work-seconds per second that one replica counts as until it is measured, as declared or read off."""
 
 
-def pool_facts(spec: PoolSpec, window_ms: float, kv_reserve: float) -> PoolFacts:
+def pool_facts(
+    spec: PoolSpec,
+    window_ms: float,
+    kv_reserve: float,
+    reliability: float = 1.0,
+    work_rate: float = DECLARED_RATE,
+) -> PoolFacts:
     """Return a pool's facts: window = max(two full steps, the configured window)."""
     profile = spec.profile
     batch = profile.reference_batch
@@ -82,6 +127,8 @@ def pool_facts(spec: PoolSpec, window_ms: float, kv_reserve: float) -> PoolFacts
         Blocks(total - kept),
         profile.kv_capacity_tokens,
         DurationNs(max(2 * step, ms(window_ms))),
+        round(reliability * MICRO),
+        work_rate,
     )
 
 
@@ -228,12 +275,17 @@ class PrefixIndex:
         return is_new
 
     def forget(self, replica: Replica) -> None:
-        """Drop everything a replica held: it is gone, or its cache was reset (trap 30)."""
+        """Drop everything that a replica held."""
         bit = 1 << replica.slot
         for chunk in replica.prefixes:
             self._drop(chunk, bit)
         replica.prefixes.clear()
         replica.prefix_tokens = 0
+
+    def emptied(self, replica: Replica, now: InstantNs) -> None:
+        """Its cache is empty (trap 30): nothing is there, and how reliable it was is past."""
+        self.forget(replica)
+        replica.reliability, replica.emptied_at = None, now
 
     def _drop(self, chunk: int, bit: int) -> None:
         left = self._holders[chunk] & ~bit
@@ -253,11 +305,16 @@ class Candidate(Struct, frozen=True, gc=False):
     request: Request
     demand: Demand
     matches: tuple[tuple[int, int], ...]
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on its mean time per token, where that is tighter than on its gaps; else 0."""
 
     @classmethod
-    def of(cls, index: PrefixIndex, request: Request, demand: Demand) -> "Candidate":
+    def of(
+        cls, index: PrefixIndex, request: Request, demand: Demand, bounds: Bounds
+    ) -> "Candidate":
         """Return a request with those who hold its prefix."""
-        return cls(request, demand, tuple(index.match(request.prefix)) if request.prefix else ())
+        matches = tuple(index.match(request.prefix)) if request.prefix else ()
+        return cls(request, demand, matches, bounds.mean_ns)
 
     def prefill_alone_ns(self, profile: Profile) -> DurationNs:
         """Return how long its whole prompt takes on an engine that does nothing else."""
@@ -278,36 +335,49 @@ def view(
     """Return one replica as a decider may see it, for one request."""
     profile, given = facts.spec.profile, wanted.request.input_tokens
     budget, decodes, context = profile.token_budget, load.decodes, load.context_tokens
-    cached, credit = _NONE, _NOTHING
+    cached = believed = _NONE
+    credit = _NOTHING
     if wanted.matches:
         cached = wanted.cached(replica.slot)
-    prefill = profile.prefill_ns(given - cached, cached, decodes, context, budget)
-    if cached:
+        believed = replica.believed(cached, facts)
+    prefill = profile.prefill_ns(given - believed, believed, decodes, context, budget)
+    if believed:
         whole = profile.prefill_ns(given, 0, decodes, context, budget)
         credit = DurationNs(whole - prefill)
     costs, snapshot = profile.costs, replica.snapshot
-    left = load.prefill_left_ns(now) if load.front_ns else load.pending_prefill_ns
+    after = context + given + wanted.demand.output_p50
+    step = profile.full_step_ns(decodes + 1, after)
+    mean_step, mean_bound = _NOTHING, wanted.mean_ns
+    if load.tightest_mean is not None:
+        mean_bound = min(mean_bound or load.tightest_mean, load.tightest_mean)
+    if mean_bound:
+        alone, busy = profile.decode_step_ns(decodes + 1, after), facts.window_ns
+        mixed = (step - alone) * min(load.pending_prefill_ns, busy) // busy
+        mean_step = DurationNs(alone + mixed)
     # By position: keywords would cost a third of the whole view, and this is made eight times a decision.
     return ReplicaView(
         replica.name,
         replica.incarnation,
         load.pending_prefill_ns,
         load.behind_ns(facts.window_ns),
-        left,
+        load.prefill_left_ns(now),
         decodes,
         context,
         load.blocks,
         facts.blocks_total,
         profile.max_running - load.attempts,
         cached,
+        believed,
         prefill,
         credit,
-        profile.full_step_ns(decodes + 1, context + given + wanted.demand.output_p50),
+        step,
         DurationNs((costs.decode_c * decodes + costs.decode_d * context) // PS_PER_NS),
         load.tightest,
         facts.window_ns,
         None if snapshot is None else DurationNs(now - snapshot.observed_at),
         replica.last_used,
+        mean_step,
+        mean_bound,
     )
 
 

@@ -17,7 +17,7 @@ from headrace.model.event import Event
 from headrace.plane.core import Plane
 from headrace.units import MIB, InstantNs
 
-VERSION = 4
+VERSION = 5
 SEGMENT_BYTES = 64 * MIB
 """Size at which a new segment starts: a checkpoint of a large plane is a few MiB."""
 _LENGTH = 4

@@ -7,6 +7,7 @@ Amounts are reserved by estimate and settled by the engine's usage.
 """
 
 from copy import copy
+from itertools import islice
 
 from msgspec import Struct
 
@@ -31,6 +32,8 @@ from headrace.units import (
 )
 
 _MINUTE = 60 * NS_PER_S
+OLDEST = 64
+"""Of a tenant's live requests, as many are asked when they end: a refusal must stay cheap."""
 
 
 class Hold(Struct, gc=False):
@@ -100,6 +103,9 @@ class Quota(Struct, gc=False):
     """Answers being made for it, or waiting to be."""
     sessions: dict[str, int] = {}
     """Its sessions with live requests, and how many; empty where nobody limits them."""
+    ends: dict[RequestId, InstantNs] = {}
+    """When its live requests are expected to end, in the order in which they were let in; empty where
+    nobody limits how many there are."""
     reserved: int = 0
     """Tokens held by live requests."""
     reserved_work_ns: int = 0
@@ -116,6 +122,14 @@ class Quota(Struct, gc=False):
                 return self.reserved_work_ns
             case Unit.USD:
                 return self.reserved_micro_usd
+
+    def ends_wait_ns(self, count: int, now: InstantNs) -> DurationNs:
+        """Return how long until so many of its live requests are expected to have ended.
+
+        Looks at its oldest alone: those end first, as a rule.
+        """
+        ends = sorted(islice(self.ends.values(), OLDEST))
+        return DurationNs(max(0, ends[min(count, len(ends)) - 1] - now) if ends else 0)
 
     def book(self, hold: Hold, sign: int) -> None:
         """Add what a request holds, or take it away."""
@@ -148,6 +162,8 @@ class Flight(Struct, gc=False):
     """The service that its path in the share tree was charged with."""
     way: Path
     gap_ns: DurationNs
+    mean_ns: DurationNs = DurationNs(0)
+    """Bound on the mean time per token, where it is tighter; else 0."""
     sent_at: InstantNs = InstantNs(0)
     made: int = 0
     streaming: bool = False
@@ -183,6 +199,9 @@ class Load(Struct):
     """Streams and pending attempts by gap bound."""
     tightest: DurationNs | None = None
     """The least of them."""
+    means: dict[DurationNs, int] = {}
+    """Of these, those that are promised a tighter mean time per token, by its bound."""
+    tightest_mean: DurationNs | None = None
 
     def behind_ns(self, window: DurationNs) -> DurationNs:
         """Return the prefill that a window holds: what waits in the engine, behind the prompt at its front.
@@ -193,12 +212,16 @@ class Load(Struct):
         return DurationNs(self.pending_prefill_ns - (0 if is_long(front, window) else front))
 
     def prefill_left_ns(self, now: InstantNs) -> DurationNs:
-        """Return the prefill in front of a newcomer, what the first one has had taken off.
+        """Return the time for the prefill in front of a newcomer, what the first one has had taken off.
 
-        A forecast: windows open by what was seen, never by what time must have brought.
+        One that is overdue has not begun: its engine has no blocks free for it, or stands still. How long
+        for nobody can tell; what is late by so much is expected to take as long again. A forecast:
+        windows open by what was seen, never by what time must have brought.
         """
-        front, passed = self.front_ns, now - self.front_at
-        return DurationNs(self.pending_prefill_ns - min(front, passed))
+        front = self.front_ns
+        if not front:
+            return self.pending_prefill_ns
+        return DurationNs(self.pending_prefill_ns - front + abs(now - self.front_at - front))
 
     def end_prefill(self, attempt: AttemptId, now: InstantNs) -> None:
         """Take out a prefill that is over."""
@@ -215,18 +238,26 @@ class Load(Struct):
         self.prefills[attempt] = DurationNs(flight.prefill_ns)
         self.pending_prefill_ns = DurationNs(self.pending_prefill_ns + flight.prefill_ns)
 
-    def board(self, gap: DurationNs) -> None:
-        """Count one more attempt with a gap bound."""
+    def board(self, gap: DurationNs, mean: DurationNs) -> None:
+        """Count one more attempt with a bound on gaps and, unless it is 0, one on their mean."""
         self.gaps[gap] = self.gaps.get(gap, 0) + 1
         if self.tightest is None or gap < self.tightest:
             self.tightest = gap
+        if mean:
+            self.means[mean] = self.means.get(mean, 0) + 1
+            self.tightest_mean = min(self.means)
 
-    def alight(self, gap: DurationNs) -> None:
-        """Count one attempt less with a gap bound."""
+    def alight(self, gap: DurationNs, mean: DurationNs) -> None:
+        """Count one attempt less with these bounds."""
         self.gaps[gap] -= 1
         if not self.gaps[gap]:
             del self.gaps[gap]
             self.tightest = min(self.gaps, default=None)
+        if mean:
+            self.means[mean] -= 1
+            if not self.means[mean]:
+                del self.means[mean]
+                self.tightest_mean = min(self.means, default=None)
 
 
 class Ledger(Struct):
@@ -262,11 +293,13 @@ class Ledger(Struct):
         branches: int = 1,
         session: str | None = None,
         charged: bool = True,
+        ends_at: InstantNs | None = None,
     ) -> None:
         """Reserve for an admitted request, in the very step that admitted it (trap 3).
 
         One that is not `charged` was let in beyond its tenant's limits: it takes nothing of them, so
-        that they say of the next one what they would have said.
+        that they say of the next one what they would have said. `ends_at`: when it is expected to end,
+        where anybody asks.
         """
         assert request not in self.holds, f"{request} holds quota already"
         quota = self.quota(spec, now)
@@ -279,6 +312,8 @@ class Ledger(Struct):
         if quota.requests is not None:
             quota.requests.level -= 1
         quota.book(held, 1)
+        if ends_at is not None:
+            quota.ends[request] = ends_at
         for window in quota.windows:
             if window.unit is Unit.REQUESTS:
                 window.used += 1
@@ -289,6 +324,7 @@ class Ledger(Struct):
         if not held.charged:
             return
         quota = self.quotas[held.tenant]
+        quota.ends.pop(request, None)
         if quota.tokens is not None:
             quota.tokens.level += held.take.tokens - used.tokens
         quota.book(held, -1)
@@ -345,7 +381,7 @@ class Ledger(Struct):
         load.start_prefill(attempt, flight)
         load.blocks = Blocks(load.blocks + flight.blocks)
         load.attempts += 1
-        load.board(flight.gap_ns)
+        load.board(flight.gap_ns, flight.mean_ns)
         self.flights[attempt] = flight
         self._charge(flight, price, flight.predicted)
 
@@ -393,7 +429,7 @@ class Ledger(Struct):
         load = self.loads[flight.incarnation]
         load.blocks = Blocks(load.blocks - flight.blocks)
         load.attempts -= 1
-        load.alight(flight.gap_ns)
+        load.alight(flight.gap_ns, flight.mean_ns)
         if flight.streaming:
             load.decodes -= 1
             held = flight.input_tokens + flight.made

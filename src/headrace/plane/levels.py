@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from headrace.model.ids import ClassName
 from headrace.model.ladder import LEVEL_MAX
-from headrace.policy.degrade.level import SETTLE_NS
+from headrace.policy.degrade.level import REFUSED, SETTLE_NS, SIGN_NS
 from headrace.units import MICRO, NS_PER_S, DurationNs, InstantNs, elapsed, later
 
 _KEEP, _OF = 9, 10
@@ -65,8 +65,8 @@ class Standing(Struct):
     """Since when the level above would have done; None: it would not."""
     quiet_from: InstantNs = InstantNs(0)
     """Since when there was no sign that this one does not do."""
-    refused_at: InstantNs | None = None
-    """When a request was last refused at this level, the first moments after a step down apart."""
+    refused_at: list[InstantNs] = []
+    """When the last few were refused at this level, the first moments after a step down apart."""
     rose: bool = False
     """Whether it came here by a step up."""
     trying: bool = False
@@ -99,13 +99,17 @@ class Standing(Struct):
             assert self.left_at is not None, "it was away"
             self.recovered_ns, self.left_at = elapsed(self.left_at, now), None
         self.level, self.since, self.quiet_from = level, now, now
-        self.calm_from = self.refused_at = None
+        self.calm_from, self.refused_at = None, []
 
     def refuse(self, now: InstantNs) -> None:
         """Note that a request was refused at this level."""
         went_down = bool(self.level) and not self.rose
         if not went_down or now >= later(self.since, SETTLE_NS):
-            self.refused_at = now
+            self.refused_at = [*self.refused_at, now][-REFUSED:]
+
+    def refused(self, now: InstantNs) -> int:
+        """Return how many of these were refused lately."""
+        return sum(now <= later(at, SIGN_NS) for at in self.refused_at)
 
     def time_at(self, now: InstantNs) -> tuple[int, ...]:
         """Return how long it was at each level by now, in ns."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.budget import NOTHING, Take
-from headrace.model.decision import Reason
+from headrace.model.decision import Gate, Reason
 from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
@@ -34,7 +34,9 @@ from headrace.plane.fleet import PoolFacts, PrefixIndex, pool_facts, serves
 from headrace.plane.rate import Rate
 from headrace.plane.scale_state import ScaledPool
 from headrace.plane.state import Live, ModelState, Phase, PlaneState
+from headrace.policy.admission.gates import Mode
 from headrace.policy.catalog import PlaneConfig, decode
+from headrace.policy.envelopes import reading
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
 from headrace.units import MICRO, DurationNs, InstantNs, Tokens, WorkNs, ms
@@ -47,6 +49,7 @@ class Resolved:
         """Index the configuration by name."""
         self.config = config
         self.order = config.ordering
+        self.refuses_over_limits = config.admission.mode_of(Gate.BUDGET) is Mode.ENFORCE
         self.models: dict[str, ModelSpec] = {}
         for model in config.models:
             for name in model.names:
@@ -54,15 +57,19 @@ class Resolved:
         self.classes = {ClassName(spec.name): spec for spec in config.classes}
         self.first = _first(config)
         self.tenants = {TenantId(spec.name): spec for spec in config.tenants}
-        window = config.window
+        window, believed = config.window, config.routing.prefix_reliability
         self.pools = {
             PoolName(spec.name): pool_facts(
-                window.stepped(spec), window.reach_ms(), window.kv_reserve
+                window.stepped(spec),
+                window.reach_ms(),
+                window.kv_reserve,
+                believed,
+                reading(config, spec).work_rate,
             )
             for spec in config.pools
         }
         self.scaled = {
-            PoolName(spec.name): ScaledPool.of(spec)
+            PoolName(spec.name): ScaledPool.of(config, spec)
             for spec in config.pools
             if spec.scaling is not None
         }
@@ -261,7 +268,7 @@ class Machine:
             before, known.rates = known.rates, {}
             for facts in resolved.pools_of.get(name, ()):
                 pool = PoolName(facts.spec.name)
-                known.rates[pool] = before.get(pool) or Rate.starting(facts.spec.work_rate)
+                known.rates[pool] = before.get(pool) or Rate.starting(facts.work_rate)
 
     def ignore(self, kind: str) -> None:
         """Count an event that has no effect."""
@@ -316,15 +323,16 @@ class Machine:
             first_decode_ns=live.first_ns,
         )
         seen = indicators(moments, timing)
+        entered = not request.deferred or live.replica is not None
         row = Concluded(
             request=request.id,
             tenant=request.tenant,
             slo_class=live.slo_class,
             model=live.model,
             entry=live.entry,
-            admitted=True,
+            admitted=entered,
             reason=reason,
-            outcome=outcome,
+            outcome=outcome if entered else None,
             bounds=live.bounds,
             replica=live.replica,
             usage=usage,
@@ -334,13 +342,19 @@ class Machine:
             work_ns=self._served_work(live, usage),
             ended_at=now,
             level=0 if live.lesser is None else live.lesser.level,
+            deferred=request.deferred,
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
         self.count_over(row)
 
     def count_over(self, row: Concluded) -> None:
-        """Count a request that is over for one of the pools that scale and might have served it."""
+        """Count a request that is over for one of the pools that scale and might have served it.
+
+        One that was put aside was in no hurry.
+        """
+        if row.deferred:
+            return
         pools = self.settings.scaling(row.model, row.slo_class)
         if pools and self.settings.classes[row.slo_class].ttft_ms is not None:
             books = self.state.pools[pools[row.request % len(pools)]]
@@ -389,5 +403,8 @@ def _billed(usage: Usage | None, made: int, request: Request) -> Usage | None:
     if usage is not None or not made:
         return usage
     return Usage(
-        input_tokens=request.input_tokens, cached_tokens=Tokens(0), output_tokens=Tokens(made)
+        input_tokens=request.input_tokens,
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(made),
+        tells_cached=False,
     )

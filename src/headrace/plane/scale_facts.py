@@ -43,6 +43,8 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
         pool=facts.name,
         minute=(now + m.state.week_ahead_ns) // (60 * NS_PER_S) % WEEK_MINUTES,
         gpus=facts.gpus,
+        envelope_micro=facts.envelope_micro,
+        lowest_micro=facts.lowest_micro,
         declared_micro=facts.each_micro,
         blocks=pool.blocks_total,
         ready_p50_ns=facts.ready.p50_ns,
@@ -94,7 +96,7 @@ class _Seen:
         if pools[live.request.id % len(pools)] != self.facts.name:
             return  # counted for another of the pools that might serve it
         spec, work = self.m.spec_of(live), live.demand.work_p50_ns
-        if spec.ttft_ms is not None:
+        if spec.ttft_ms is not None and not live.request.deferred:
             slack = live.latest_start - self.now
             self.urgent += work
             self.waiting += 1
@@ -119,7 +121,8 @@ class _Seen:
             left = decode * max(0, demand.output_p50 - flight.made) // max(1, demand.output_p50)
         running = self.running.setdefault(flight.incarnation, _Running())
         running.work_ns += left
-        if spec.ttft_ms is None and spec.completion_ms is None:
+        at_once = spec.ttft_ms is not None and not live.request.deferred
+        if not at_once and spec.completion_ms is None:
             running.leftover_blocks += flight.blocks
         else:
             self.active += left
@@ -200,6 +203,7 @@ def _facts_of(
         incarnation=life,
         standing=is_as,
         gpus=group.gpus,
+        envelope_micro=facts.envelope_micro,
         domain=group.domain,
         since=group.since,
         arrival_p50_ns=ahead.p50_ns,

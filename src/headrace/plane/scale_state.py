@@ -6,12 +6,15 @@ from typing import ClassVar
 from msgspec import Struct, field
 
 from headrace.model.deployment import PoolSpec
+from headrace.model.envelope import Origin
 from headrace.model.group import Life
 from headrace.model.ids import ClassName, ModelName, PoolName, ReplicaName
 from headrace.model.scaling import ScaleMemory
 from headrace.model.scaling_spec import Scaling, ppm
 from headrace.model.stages import Ahead, Stage, Stages, StageTimes, ready_time, shipped
 from headrace.plane.pace import Pace
+from headrace.policy.catalog import PlaneConfig
+from headrace.policy.envelopes import reading
 from headrace.policy.scaling.forecast import History
 from headrace.units import MICRO, NS_PER_S, NS_PER_US, SUM_MAX, DurationNs, InstantNs, seconds
 
@@ -137,14 +140,17 @@ class ScaledPool(Struct, frozen=True):
     """How long a start takes."""
     wake: Ahead
     each_micro: int
-    """Work rate that the operator declared of a group."""
+    """Work rate of a group: of the envelope that fits, of the lowest of its kind, or declared."""
+    origin: Origin
+    """Which of these."""
 
     @classmethod
-    def of(cls, spec: PoolSpec) -> "ScaledPool":
+    def of(cls, config: PlaneConfig, spec: PoolSpec) -> "ScaledPool":
         """Return a pool's; it must scale."""
         settings, hardware = spec.scaling, spec.profile.hardware
         assert settings is not None, f"{spec.name} does not scale"
         stages, waking = settings.stages(hardware), settings.waking(hardware)
+        known = reading(config, spec)
         return cls(
             name=PoolName(spec.name),
             model=ModelName(spec.model),
@@ -155,8 +161,19 @@ class ScaledPool(Struct, frozen=True):
             times=settings.times or shipped(hardware),
             ready=ready_time(stages),
             wake=ready_time(waking),
-            each_micro=ppm(spec.work_rate),
+            each_micro=ppm(known.work_rate),
+            origin=known.origin,
         )
+
+    @property
+    def envelope_micro(self) -> int | None:
+        """C of an envelope of just what runs, if one was measured."""
+        return self.each_micro if self.origin is Origin.MEASURED else None
+
+    @property
+    def lowest_micro(self) -> int | None:
+        """The lowest envelope of its kind, where none fits."""
+        return self.each_micro if self.origin is Origin.LOWEST else None
 
     @property
     def tick_ns(self) -> DurationNs:

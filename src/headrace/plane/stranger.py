@@ -54,7 +54,8 @@ def strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) 
         request.tenant if tenant is not None else TenantId(OTHER),
         slo_class if known else ClassName(OTHER),
     )
-    m.state.accounts.offer(tally, entry)
+    if not request.deferred:
+        m.state.accounts.offer(tally, entry)
     row = Concluded(
         request=request.id,
         tenant=request.tenant,
@@ -66,6 +67,7 @@ def strange(m: Machine, request: Request, slo_class: ClassName, now: InstantNs) 
         outcome=None,
         bounds=_NO_BOUNDS,
         ended_at=now,
+        deferred=request.deferred,
     )
     m.out += (
         Decided(record),

@@ -211,7 +211,7 @@ def reported(m: Machine, snapshot: Snapshot, now: InstantNs) -> None:
         if late or snapshot.observed_at > now:
             break
         if last is not None and was_reset(last, snapshot):
-            m.prefixes[model].forget(replica)
+            m.prefixes[model].emptied(replica, now)
         replica.snapshot = snapshot
         return
     m.ignore("report")
@@ -225,7 +225,7 @@ def replica_forgot(m: Machine, event: ReplicaForgot) -> None:
     for model, known in m.state.models.items():
         replica = known.fleet.replicas.get(event.replica)
         if replica is not None and replica.incarnation == event.incarnation:
-            m.prefixes[model].forget(replica)
+            m.prefixes[model].emptied(replica, m.state.now)
             return
     m.ignore("forgot")
 
@@ -297,8 +297,8 @@ def _close(
     if usage is not None:
         assert live.replica is not None
         replica = known.fleet.replicas[live.replica]
-        replica.cached_expected += flight.cached_tokens
-        replica.cached_told += usage.cached_tokens
+        facts = m.settings.pools[replica.pool]
+        replica.learn(flight.cached_tokens, flight.sent_at, usage, facts)
     served = flight.served(usage, live.made)
     if any(served):
         had = m.state.accounts.had(live.model, tenant)

@@ -37,6 +37,10 @@ class Finish(StrEnum):
     """The output limit was reached."""
 
 
+Place = tuple[int, int | None]
+"""The number of a message, and of a part of it; None: all of it."""
+
+
 class Ask(Struct, frozen=True, kw_only=True):
     """What the engine is to be asked, beside what the plane says."""
 
@@ -56,6 +60,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     """Which session it belongs to, in a form that engines may know: plain, short, no tenant's own."""
     adapter: str | None = None
     """Which of the model's adapters is asked for: engines know it under this very name."""
+    optional: tuple[Place, ...] = ()
+    """What of the prompt may be left out, the most useful first."""
 
 
 class Call(Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     deadline_ns: UnixNs
     """From when on it is not handed out any more."""
     keep_ns: DurationNs
-    """How long it is kept after its end."""
+    """How long it is kept after its end; one of a batch, until its answer is written."""
     key: str | None = None
     """The caller's idempotency key: one job for each tenant and key, for as long as it is kept."""
     batch: BatchId | None = None
@@ -112,8 +112,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def kept_until_ns(self) -> UnixNs | None:
-        """When it may be purged; None: it is not over."""
-        return None if self.ended_ns is None else UnixNs(self.ended_ns + self.spec.keep_ns)
+        """When it may be purged; None: it is not over, or its batch says when."""
+        if self.ended_ns is None or self.spec.batch is not None:
+            return None
+        return UnixNs(self.ended_ns + self.spec.keep_ns)
 
     def is_held_by(self, lease: Lease) -> bool:
         """Return whether a lease is the one of its last claim, which may have ended it."""

@@ -60,6 +60,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Of everything, on disk."""
     put_share: float = 0.75
     """Part of that beyond which no job is taken any more: the rest is for the answers to those taken."""
+    tenant_files: int = 1_000
+    """Files of one tenant, but for those of answers."""
+    tenant_batches: int = 100
+    """Batches of one tenant that are not over."""
     lost_max: int = 5
     """Leases that run out on a job before it has failed: it may be what takes its workers down."""
 
@@ -233,7 +237,10 @@ class JobStore(Protocol):
         ...
 
     async def recover(self, now: UnixNs, alive: frozenset[str]) -> Swept:
-        """Sweep, and take back at once what owners have that are not `alive`: at a start."""
+        """Sweep, and take back at once what owners have that are not `alive`: at a start.
+
+        If none is, files that were still coming are given up as well.
+        """
         ...
 
     async def purge(self, now: UnixNs) -> int:

@@ -69,6 +69,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """Work of the true lengths as if nothing were cached."""
     entry: dict[EntryResult, int]
     """How they entered; sums to `offered`."""
+    waiting: int = 0
+    """Of the deferred, those that were not sent to a replica: neither admitted nor over."""
     admitted: int
     """The denominator of attainment: admitted as asked, degraded, or deferred and dispatched."""
     degraded_by: dict[str, int] = {}
@@ -156,7 +158,7 @@ class Cell:
         """Start with nobody."""
         self.offered = self.input = self.predicted = self.output = self.work = 0
         self.met = self.met_output = self.met_work = self.admitted_work = 0
-        self.cached = self.usage_input = self.max_gap = 0
+        self.cached = self.usage_input = self.max_gap = self.waiting = 0
         self.entry = dict.fromkeys(EntryResult, 0)
         self.outcomes = dict.fromkeys(Outcome, 0)
         self.degraded_by: dict[str, int] = {}
@@ -176,7 +178,9 @@ class Cell:
         result = entry_result(row)
         self.entry[result] += 1
         if not row.admitted:
-            if row.reason is not None:
+            if row.deferred:
+                self.waiting += 1
+            elif row.reason is not None:
                 _bump(self.rejected_by, row.reason)
             return
         assert row.outcome is not None, f"{row.request=} was admitted and has no outcome"
@@ -242,7 +246,7 @@ class Cell:
         rejected = self.entry[EntryResult.REJECTED]
         assert sum(self.entry.values()) == self.offered, "an offered request has one entry result"
         assert sum(self.rejected_by.values()) == rejected, "a rejection has one reason"
-        entered = admitted + rejected + self.entry[EntryResult.LEFT_BEFORE]
+        entered = admitted + rejected + self.waiting + self.entry[EntryResult.LEFT_BEFORE]
         assert entered == self.offered, "an admitted request has one outcome"
         span, served = times.span_ns / NS_PER_S, times.served_ns / NS_PER_S
         return Group(
@@ -254,6 +258,7 @@ class Cell:
             output_tokens=self.output,
             work_ns=self.work,
             entry=self.entry,
+            waiting=self.waiting,
             admitted=admitted,
             degraded_by=dict(sorted(self.degraded_by.items())),
             rejected_by=_sorted(self.rejected_by),
@@ -287,6 +292,7 @@ class Cell:
 _MEASURED = ("queue", "ttft", "tpot", "stall", "e2e")
 _SUMS = (
     "offered",
+    "waiting",
     "input",
     "predicted",
     "output",
@@ -301,7 +307,9 @@ _SUMS = (
 
 
 def entry_result(row: Concluded) -> EntryResult:
-    """Return how a request entered. Nothing is deferred here."""
+    """Return how a request entered."""
+    if row.deferred:
+        return EntryResult.DEFERRED
     if row.admitted:
         return EntryResult.DEGRADED if row.level else EntryResult.ADMITTED
     return EntryResult.LEFT_BEFORE if row.reason is None else EntryResult.REJECTED

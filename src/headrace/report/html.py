@@ -187,6 +187,7 @@ def _fates(total: Group) -> str:
         ("refused", refused, f"{words.count(refused)} rejected"),
         ("left", left, f"{words.count(left)} left before admission"),
     )
+    aside = ("left", total.waiting, f"{words.count(total.waiting)} deferred and not sent")
     late_work = total.admitted_work_ns - total.met_work_ns
     rest = total.work_ns - total.admitted_work_ns
     work = (
@@ -194,7 +195,8 @@ def _fates(total: Group) -> str:
         ("missed", late_work, f"{words.duration(late_work)} admitted, missed or failed"),
         ("refused", rest, f"{words.duration(rest)} refused or left"),
     )
-    return _fate_row("requests", requests, total.offered) + _fate_row("work", work, total.work_ns)
+    parts = (*requests, aside) if total.waiting else requests
+    return _fate_row("requests", parts, total.offered) + _fate_row("work", work, total.work_ns)
 
 
 def _fate_row(name: str, parts: Sequence[tuple[str, int, str]], whole: int) -> str:

@@ -45,9 +45,7 @@ def pressure_rows(ladder: LadderRecord) -> Iterator[Row]:
         yield Row(f"comes in at level {level}", f"{offered / MICRO:.3f}", "s/s", share)
     yield Row("is done", f"{seen.rate_micro / MICRO:.3f}", "s/s", "work rate of the ready replicas")
     yield Row("queue", milliseconds(seen.wait_ns), "ms", "what waits, at that rate")
-    yield Row(
-        "refused", "yes" if seen.refused else "no", "", "at this level, within the last second"
-    )
+    yield Row("refused", str(seen.refused), "", "of the last three at this level, lately")
     yield Row("calm", milliseconds(seen.calm_ns), "ms", "the level above would have done")
     tries = f"{seen.failed} steps up in a row were too early" if seen.failed else ""
     yield Row("quiet", milliseconds(seen.quiet_ns), "ms", tries)

@@ -131,7 +131,6 @@ class Checker:
         self._over.clear()
         self._settled.clear()
         self._buckets = Buckets()
-        self._consent.restarted(world)
 
     def _clock(self, world: World) -> None:
         """INV-7: time never runs back, and no timer is left behind."""

@@ -82,7 +82,7 @@ class Consent:
             hold(world, "INV-13", short, f"{effect.request}: {effect.output_limit=}")
 
     def _ended(self, world: World, ended: Concluded) -> None:
-        given, row = self._given.pop(ended.request, None), world.rows[ended.request - 1]
+        given, row = self._given.get(ended.request), world.rows[ended.request - 1]
         if ended.reason is Reason.RESTARTED:  # it may have ended before, in the life that is over
             return
         level = 0 if given is None else given.level
@@ -92,8 +92,3 @@ class Consent:
         prompt = row.input_tokens if given is None else given.prompt
         had: int = ended.usage.input_tokens
         hold(world, "INV-13", had == prompt, f"{ended.request} was sent {had} of {prompt} tokens")
-
-    def restarted(self, world: World) -> None:
-        """Forget what fell with the driver."""
-        live = world.plane.state.live
-        self._given = {request: one for request, one in self._given.items() if request in live}

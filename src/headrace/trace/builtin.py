@@ -5,7 +5,7 @@ within 3 % of its source's; how long inputs and outputs belong together is lost,
 figure is repeated from the data itself (`mix.Empirical`).
 """
 
-from headrace.trace.mix import Blend, Fixed, Part, Quantiles, Table
+from headrace.trace.mix import Blend, Fixed, Lengths, Part, Quantiles, Table
 
 PERCENTS = (
     0, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 92.5,
@@ -87,3 +87,12 @@ BIMODAL = Blend(
     )
 )
 """Four conversations to one document of 16,384 tokens in and 512 out."""
+
+MIXES: dict[str, Lengths] = {
+    "arxiv": ARXIV,
+    "bimodal": BIMODAL,
+    "chat": CHAT,
+    "conv": AZURE_CONV,
+    "reasoning": REASONING,
+}
+"""Those above by the names that commands know them under."""

@@ -32,7 +32,12 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 READ = 262_144  # what either loop reads at most at once
 MIB = 1 << 20
 ERROR = b'data: {"error":{"message":"out of memory"}}\n\n'
-TOLD = Usage(input_tokens=Tokens(7), cached_tokens=Tokens(0), output_tokens=Tokens(2))
+TOLD = Usage(
+    input_tokens=Tokens(7),
+    cached_tokens=Tokens(0),
+    output_tokens=Tokens(2),
+    tells_cached=False,
+)
 
 
 def silent(_: Peer) -> None:

@@ -177,7 +177,10 @@ def test_usage_that_makes_no_sense_is_hidden_and_not_believed(usage: bytes) -> N
     frame = b'data: {"choices":[{}],"usage":%s}\n\n' % usage
     seen = scan(RUNNING + frame, hide=True)
     assert seen.usage == Usage(
-        input_tokens=Tokens(7), cached_tokens=Tokens(0), output_tokens=Tokens(1)
+        input_tokens=Tokens(7),
+        cached_tokens=Tokens(0),
+        output_tokens=Tokens(1),
+        tells_cached=False,
     )
     assert b"usage" not in seen.out
 

@@ -12,10 +12,13 @@ from headrace.ports.engine import Route
 from headrace.units import REQUEST_TOKENS_MAX, Tokens
 
 
-def usage(given: int, cached: int, made: int) -> Usage:
-    """Return a usage."""
+def usage(given: int, cached: int | None, made: int) -> Usage:
+    """Return a usage; None: nothing is said of the cache, which is not the same as none cached."""
     return Usage(
-        input_tokens=Tokens(given), cached_tokens=Tokens(cached), output_tokens=Tokens(made)
+        input_tokens=Tokens(given),
+        cached_tokens=Tokens(cached or 0),
+        output_tokens=Tokens(made),
+        tells_cached=cached is not None,
     )
 
 
@@ -28,18 +31,23 @@ CACHED = OPENAI % b',"prompt_tokens_details":{"cached_tokens":40,"audio_tokens":
     ("route", "told", "expected"),
     [
         (Route.CHAT, CACHED, usage(49, 40, 3)),
-        (Route.CHAT, OPENAI % b"", usage(49, 0, 3)),
-        (Route.CHAT, OPENAI % b',"prompt_tokens_details":null', usage(49, 0, 3)),
-        (Route.CHAT, OPENAI % b',"prompt_tokens_details":{"cached_tokens":null}', usage(49, 0, 3)),
+        (Route.CHAT, OPENAI % b"", usage(49, None, 3)),
+        (Route.CHAT, OPENAI % b',"prompt_tokens_details":null', usage(49, None, 3)),
+        (
+            Route.CHAT,
+            OPENAI % b',"prompt_tokens_details":{"cached_tokens":null}',
+            usage(49, None, 3),
+        ),
+        (Route.CHAT, CACHED.replace(b":40", b":0"), usage(49, 0, 3)),
         (Route.COMPLETIONS, CACHED, usage(49, 40, 3)),
-        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"total_tokens":49}', usage(49, 0, 0)),
-        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"completion_tokens":null}', usage(49, 0, 0)),
+        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"total_tokens":49}', usage(49, None, 0)),
+        (Route.EMBEDDINGS, b'{"prompt_tokens":49,"completion_tokens":null}', usage(49, None, 0)),
         (
             Route.RESPONSES,
             b'{"input_tokens":49,"input_tokens_details":{"cached_tokens":40},"output_tokens":3}',
             usage(49, 40, 3),
         ),
-        (Route.RESPONSES, b'{"input_tokens":49,"output_tokens":3}', usage(49, 0, 3)),
+        (Route.RESPONSES, b'{"input_tokens":49,"output_tokens":3}', usage(49, None, 3)),
         (
             Route.MESSAGES,
             b'{"input_tokens":7,%s}' % WRITTEN,
@@ -48,7 +56,7 @@ CACHED = OPENAI % b',"prompt_tokens_details":{"cached_tokens":40,"audio_tokens":
         (
             Route.MESSAGES,
             b'{"input_tokens":7,"cache_read_input_tokens":null,"output_tokens":3}',
-            usage(7, 0, 3),
+            usage(7, None, 3),
         ),
         (  # vLLM counts cached tokens in, and never tells what went into the cache
             Route.MESSAGES,

@@ -269,7 +269,7 @@ class Naive(Struct):
         gone = [
             name
             for name, e in self.entries.items()
-            if e.ended is not None and e.ended + e.spec.keep_ns <= now
+            if e.ended is not None and e.spec.batch is None and e.ended + e.spec.keep_ns <= now
         ]
         for name in gone:
             del self.entries[name]

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -12,8 +13,11 @@ import pytest
 
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.model.ids import TenantId
-from headrace.ports.job import OVER, Job, JobId, State
+from headrace.ports.batch import Stage
+from headrace.ports.batches import Progress
+from headrace.ports.job import OVER, BatchId, Job, JobId, State
 from headrace.ports.jobs import Finished
+from tests.conformance.jobs.batching import batch, filed, go_on, lines, paper
 from tests.conformance.jobs.scenes import DONE, ask, at, finish, order, put, spec
 from tests.conformance.jobs.worker import UNTIL
 
@@ -151,6 +155,7 @@ async def test_after_a_kill_each_job_ends_exactly_once(tmp_path: Path, said: int
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_two_processes_that_claim_at_once_never_have_the_same_job(tmp_path: Path) -> None:
+    """A claim is compared and set, under a lease (trap 22)."""
     path = tmp_path / "jobs.db"
     store = SqliteJobs(path)
     await put(store, *(spec(f"{n}") for n in range(300)))
@@ -181,3 +186,36 @@ def test_processes_that_make_the_file_at_once_all_have_it(tmp_path: Path) -> Non
     ]
     told = [process.communicate("")[0] for process in started]
     assert told == ["ready\n"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.parametrize("steps", [1, 5, 12, 25])
+async def test_each_line_of_a_batch_is_answered_once_whoever_dies_or_races(
+    tmp_path: Path, steps: int
+) -> None:
+    path, names = tmp_path / "jobs.db", ["a", "b", "c", "d", "e"]
+    store = SqliteJobs(path)
+    await filed(store, paper("in"))
+    for name in names:
+        assert isinstance(await store.put_batch(batch(name, deadline=1)), Progress)
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(Worker(path, f"w{n}")) for n in range(3))
+        for worker in (first, second, third):
+            worker.ask("batches 1050")
+        list(islice(first.lines(), steps))
+        first.kill()
+        for worker in (second, third):
+            list(worker.lines())
+    await store.recover(at(5), frozenset())
+    while hold := await store.take_batch("last", at(9), at(5)):
+        await go_on(store, hold, 1_050, at(5))
+    for name in names:
+        found = await store.batch(ACME, BatchId(name))
+        assert found is not None
+        assert (found.batch.stage, found.failed) == (Stage.EXPIRED, 1_050)
+        told = await lines(store, found.batch.error_file)
+        assert [one["custom_id"] for one in told] == [f"{n}" for n in range(1_050)]
+        assert found.batch.output_file is None
+    assert await store.counts() == []
+    await store.close()

@@ -10,6 +10,8 @@ import pytest
 from headrace.adapters.jobs.schema import VERSION
 from headrace.adapters.jobs.sqlite import PENDING_MAX, SqliteJobs
 from headrace.model.ids import TenantId
+from headrace.ports.batch import FileId
+from headrace.ports.batches import Kept
 from headrace.ports.job import JobId, State
 from headrace.ports.jobs import (
     SWEEP_MAX,
@@ -25,6 +27,7 @@ from headrace.ports.jobs import (
     Swept,
 )
 from headrace.units import MIB, Bytes
+from tests.conformance.jobs.batching import filed, paper
 from tests.conformance.jobs.scenes import DONE, ask, at, finish, ids, order, put, spec, state
 
 ACME = TenantId("acme")
@@ -87,6 +90,18 @@ async def test_nothing_of_a_prompt_is_left_once_its_job_is_over(path: Path, over
 
 
 @pytest.mark.asyncio
+async def test_nothing_of_a_file_is_left_once_it_is_gone(path: Path) -> None:
+    store = SqliteJobs(path)
+    await filed(store, paper("a"), b"a prompt of somebody's" * 100_000)
+    await filed(store, paper("b", until=10), b"a prompt of somebody's")
+    assert await store.delete_file(ACME, FileId("a"), at(1))
+    while await store.purge_files(at(10)):
+        pass
+    await store.close()
+    assert b"of somebody's" not in content(path)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("version", [0, VERSION + 1])
 async def test_a_file_of_another_version_is_refused_unchanged(path: Path, version: int) -> None:
     await SqliteJobs(path).close()
@@ -99,6 +114,30 @@ async def test_a_file_of_another_version_is_refused_unchanged(path: Path, versio
     ):
         SqliteJobs(path)
     assert content(path) == before
+
+
+@pytest.mark.asyncio
+async def test_a_file_of_an_older_version_is_brought_up_with_all_that_is_in_it(path: Path) -> None:
+    with sqlite3.connect(path) as sql:
+        sql.executescript(Path(__file__).with_name("version-1.sql").read_text("ascii"))
+    sql.close()
+    store = SqliteJobs(path)
+    assert [one.state for one in await store.page(ACME)] == [
+        State.DONE,
+        State.CLAIMED,
+        State.QUEUED,
+    ]
+    assert await store.result(ACME, JobId("done")) == DONE.result
+    assert [(one.state, one.jobs) for one in await store.counts()] == [
+        (State.CLAIMED, 1),
+        (State.DONE, 1),
+        (State.QUEUED, 1),
+    ]
+    await store.recover(at(3), frozenset())
+    assert sorted(ids(await store.claim(ask(), order(), at(3)))) == ["held", "waits"]
+    assert await store.kept() == Kept()
+    await store.close()
+    await SqliteJobs(path).close()
 
 
 def test_a_file_that_is_something_else_is_refused_unchanged(path: Path) -> None:

@@ -1,7 +1,7 @@
 """A process that works off a store, one command a line on its input, and says on its output what it did.
 
 `claim N`: claim so many, name them. `race`: claim and finish one by one until nothing is left, and name each
-at its finish. `churn`: put, claim, renew, release and finish for ever, naming each end only after it was stored.
+at its finish. `batches N`: take batches of so many lines from step to step. `churn`: put, claim, renew, release and finish for ever, naming each end only after it was stored.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.ports.job import State
 from headrace.ports.jobs import Ending, Finished, Result
+from tests.conformance.jobs.batching import go_on
 from tests.conformance.jobs.scenes import ask, at, finish, ids, order
 
 UNTIL = 10**6
@@ -49,6 +50,14 @@ async def churn(store: SqliteJobs, owner: str) -> None:
     say("over")
 
 
+async def batches(store: SqliteJobs, owner: str, lines: int) -> None:
+    """Take batches from step to step until none has one, and name each."""
+    while hold := await store.take_batch(owner, at(UNTIL), at(5)):
+        stage = await go_on(store, hold, lines, at(5))
+        say(hold.batch.id, stage)
+    say("over")
+
+
 async def main(path: str, owner: str) -> None:
     """Do what is asked."""
     store = SqliteJobs(Path(path))
@@ -62,6 +71,8 @@ async def main(path: str, owner: str) -> None:
                 await race(store, owner)
             case ["churn"]:
                 await churn(store, owner)
+            case ["batches", lines]:
+                await batches(store, owner, int(lines))
             case unknown:
                 raise ValueError(unknown)
     await store.close()

@@ -26,7 +26,7 @@ from tests.gateway.pitfalls.scenes import (
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime]
 
 WAYS: list[Callable[[Caller], None]] = [Caller.leave, Caller.finish]
-LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 20_000}], "stream": True}
+LONG: dict[str, Any] = {"messages": [{"role": "user", "content": "word " * 16_000}], "stream": True}
 
 
 async def gone(world: World, caller: Caller, way: Callable[[Caller], None] = Caller.leave) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.model.ladder import Pressure
-from headrace.policy.degrade.level import Degrading
+from headrace.policy.degrade.level import REFUSED, Degrading
 from headrace.units import MICRO, DurationNs, ms, seconds
 
 CONFIG = Degrading()
@@ -19,7 +19,7 @@ SEEN = Pressure(
     offered=(2 * RATE, RATE, RATE // 2),
     rate_micro=RATE,
     wait_ns=DurationNs(0),
-    refused=False,
+    refused=0,
     calm_ns=DurationNs(0),
     quiet_ns=DurationNs(0),
     failed=0,
@@ -31,23 +31,25 @@ LIGHT = (RATE // 2, RATE // 4, RATE // 8)
     ("changed", "level"),
     [
         ({}, 0),  # whatever comes in: nobody waits
-        ({"refused": True}, 2),  # the first that fits
-        ({"refused": True, "offered": (2 * RATE, RATE // 2, 1)}, 1),
-        ({"refused": True, "offered": LIGHT}, 1),  # one further than the forecast says
-        ({"refused": True, "offered": LIGHT, "level": 1}, 2),
-        ({"refused": True, "offered": LIGHT, "level": 2}, 2),
-        ({"refused": True, "offered": (9 * RATE,) * 3}, 2),
+        ({"refused": 1}, 2),  # the first that fits
+        ({"refused": 1, "offered": (2 * RATE, RATE // 2, 1)}, 1),
+        ({"refused": 1, "offered": (9 * RATE,) * 3}, 2),
+        ({"refused": 2, "offered": LIGHT}, 0),  # chance
+        ({"refused": 2, "offered": LIGHT, "wait_ns": ms(501)}, 0),  # one burst, with two signs
+        ({"refused": 3, "offered": LIGHT}, 1),  # one further than the forecast says
+        ({"refused": 3, "offered": LIGHT, "level": 1}, 2),
+        ({"refused": 3, "offered": LIGHT, "level": 2}, 2),
         ({"wait_ns": ms(501)}, 2),
         ({"wait_ns": ms(500)}, 0),
         ({"wait_ns": ms(501), "offered": LIGHT}, 0),
         ({"wait_ns": ms(501), "offered": LIGHT, "level": 1}, 1),
-        ({"refused": True, "rate_micro": 0}, 0),
+        ({"refused": 3, "rate_micro": 0}, 0),
         ({"level": 2, "rate_micro": 0, "calm_ns": seconds(99)}, 2),
         ({"level": 2, "calm_ns": seconds(9.9)}, 2),
         ({"level": 2, "calm_ns": seconds(10)}, 1),
         ({"level": 1, "calm_ns": seconds(10)}, 0),
         ({"level": 0, "calm_ns": seconds(10)}, 0),
-        ({"level": 2, "calm_ns": seconds(10), "refused": True}, 2),
+        ({"level": 2, "calm_ns": seconds(10), "refused": 3}, 2),
         ({"level": 2, "calm_ns": seconds(10), "wait_ns": ms(501)}, 2),
         ({"level": 2, "quiet_ns": seconds(59)}, 2),
         ({"level": 2, "quiet_ns": seconds(60)}, 1),
@@ -68,7 +70,7 @@ def test_level(changed: dict[str, object], level: int) -> None:
         ({"level": 1, "offered": (RATE * 8 // 10, 1, 1)}, True),
         ({"level": 1, "offered": (RATE * 8 // 10 + 1, 1, 1)}, False),
         ({"level": 2, "offered": (9 * RATE, RATE // 2, 1)}, True),
-        ({"level": 2, "offered": LIGHT, "refused": True}, False),
+        ({"level": 2, "offered": LIGHT, "refused": 3}, False),
         ({"level": 2, "offered": LIGHT, "wait_ns": ms(501)}, False),
     ],
 )
@@ -99,7 +101,7 @@ pressures = st.builds(
     st.lists(st.integers(0, 10 * RATE), min_size=4, max_size=4),
     st.integers(0, 4 * RATE),
     durations,
-    st.booleans(),
+    st.integers(0, 3),
     durations,
     durations,
     st.integers(0, 9),
@@ -115,7 +117,7 @@ def test_a_level_is_one_of_the_ladder_and_moves_as_it_should(seen: Pressure) -> 
         assert CONFIG.is_short(seen)
     if level < at:
         assert not CONFIG.is_short(seen)
-    if seen.refused and seen.rate_micro:
+    if seen.refused == REFUSED and seen.rate_micro:
         assert level == seen.lowest or level > at
 
 
@@ -126,7 +128,7 @@ def test_more_work_or_fewer_replicas_never_put_a_class_higher(
     grow: dict[str, Callable[[], object]] = {
         "offered": lambda: tuple(one + data.draw(st.just(RATE)) for one in seen.offered),
         "wait_ns": lambda: seen.wait_ns + data.draw(durations),
-        "refused": lambda: True,
+        "refused": lambda: REFUSED,
         "rate_micro": lambda: data.draw(st.integers(1, seen.rate_micro)),
     }
     if not seen.rate_micro:

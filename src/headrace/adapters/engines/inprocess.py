@@ -3,6 +3,7 @@
 import secrets
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.adapters.engines.answer import Order
 from headrace.adapters.engines.emulated import EmulatedEngine, Made
@@ -10,6 +11,7 @@ from headrace.adapters.engines.words import writer
 from headrace.adapters.engines.words.frame import Writer
 from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
+from headrace.model.ladder import LEVEL_MAX
 from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
@@ -68,6 +70,10 @@ class InProcessEngine:
     def submit(self, call: Call) -> None:
         """Start an attempt."""
         ask, request = call.ask, call.request
+        if (lesser := call.dispatch.lesser) is not None:
+            request = request.lessened(lesser.kept)
+            if lesser.level == LEVEL_MAX:
+                request = replace(request, model=lesser.model)
         name = secrets.token_hex(_ID_BYTES)
         written = writer(
             ask.route,

@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.adapters.engines.kinds import Priority
+from headrace.adapters.engines.lessening import calmer, least, thinking, without
 from headrace.model.effect import Dispatch
+from headrace.model.ladder import LEVEL_MAX, Lesser
 from headrace.model.told import PREFIX, Told
 from headrace.ports.engine import Ask, Route
 from headrace.units import NS_PER_MS, DurationNs, InstantNs
@@ -93,22 +95,28 @@ def edited(
 ) -> bytes:
     """Return the JSON to send for a request to an engine that knows the model as `model`.
 
-    - `model` is the engine's name for it; an adapter is called what the caller called it.
+    - `model` is the engine's name for it; an adapter is called what the caller called it, unless another
+      model answers.
     - The output limit is the plane's, unless the caller's own is a number that is no larger.
     - A streamed chat or completion asks for usage, with the caller's other options kept; one that is
       not streamed has no such options, since engines refuse them. `continuous`: it asks for it in each
       frame too.
     - `priority` is ours where the engine reads it, and never the caller's, who must not raise itself
       (FAIR-4); metadata joins the caller's own, which never has names of ours.
+    - In a lesser form it asks for less, as the ladder says (`lessening`).
     - A replay whose length is known makes exactly so many tokens, where the route lets us say so.
 
     If nothing is to be changed, these are the caller's own bytes.
     """
     fields = _FIELDS.decode(ask.body)
     changes: dict[str, Raw] = {}
-    name = _name(ask.adapter or model)
+    lesser = dispatch.lesser
+    adapter = ask.adapter if lesser is None or lesser.level < LEVEL_MAX else None
+    name = _name(adapter or model)
     if _differs(fields, "model", name):
         changes["model"] = name
+    if lesser is not None:
+        changes |= _lessened(ask, dispatch, lesser, fields)
     _limit(ask, dispatch, fields, changes)
     if ask.stream and ask.route in _WITH_OPTIONS:
         _ask_usage(fields, changes, continuous=continuous)
@@ -119,6 +127,19 @@ def edited(
         return ask.body
     fields.update(changes)
     return _encode(fields)
+
+
+def _lessened(
+    ask: Ask, dispatch: Dispatch, lesser: Lesser, fields: dict[str, Raw]
+) -> dict[str, Raw]:
+    """Return what changes for a request to be served in a lesser form."""
+    changes = thinking(fields, ask.route, dispatch.output_limit)
+    changes |= least(fields, dispatch.output_limit)
+    if lesser.effort is not None:
+        changes |= calmer(fields, ask.route, lesser.effort)
+    if lesser.kept is not None:
+        changes |= without(fields, ask.route, ask.optional[lesser.kept :])
+    return changes
 
 
 def _limit(ask: Ask, dispatch: Dispatch, fields: dict[str, Raw], changes: dict[str, Raw]) -> None:

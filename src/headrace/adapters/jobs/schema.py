@@ -12,8 +12,8 @@ from pathlib import Path
 from headrace.ports.jobs import Limits, StoreFaultError
 from headrace.units import MIB
 
-VERSION = 1
-"""Of the tables; a file of another is refused, unchanged."""
+VERSION = 2
+"""Of the tables; a file of an older one is brought up to it, one of a newer one refused, unchanged."""
 _APPLICATION = 0x48_52_4A_51
 """Marks a file as ours: HRJQ."""
 _MODE = 0o600
@@ -94,6 +94,76 @@ create table owed (
 ) without rowid;
 """
 
+_FILES = """
+create table file (
+  seq integer primary key autoincrement,
+  id text not null unique,
+  tenant text not null,
+  purpose text not null,
+  state text not null,
+  name text not null,
+  bytes integer not null,
+  created_ns integer not null,
+  until_ns integer not null
+);
+create index file_page on file (tenant, state, seq);
+create index file_until on file (until_ns);
+create table piece (
+  file integer not null,
+  nth integer not null,
+  bytes blob not null,
+  primary key (file, nth)
+);
+
+create table batch (
+  seq integer primary key autoincrement,
+  id text not null unique,
+  tenant text not null,
+  key text,
+  input text not null,
+  stage text not null,
+  reads integer not null,
+  lines_left integer not null,
+  owner text,
+  lease_until_ns integer,
+  term integer not null,
+  turn_ns integer not null,
+  kept_until_ns integer,
+  packed blob not null
+);
+create unique index batch_key on batch (tenant, key) where key is not null;
+create index batch_page on batch (tenant, seq);
+create index batch_turn on batch (turn_ns) where kept_until_ns is null;
+create index batch_kept on batch (kept_until_ns) where kept_until_ns is not null;
+create index batch_input on batch (input) where reads = 1;
+
+create index job_of_batch on job (batch, state, seq) where batch is not null;
+create table batch_tally (
+  batch text not null,
+  state text not null,
+  jobs integer not null,
+  primary key (batch, state)
+) without rowid;
+create trigger batch_came after insert on job when new.batch is not null begin
+  insert into batch_tally values (new.batch, new.state, 1)
+    on conflict do update set jobs = jobs + 1;
+end;
+create trigger batch_moved after update of state on job
+when old.state <> new.state and new.batch is not null begin
+  insert into batch_tally values (new.batch, new.state, 1)
+    on conflict do update set jobs = jobs + 1;
+  update batch_tally set jobs = jobs - 1 where batch = old.batch and state = old.state;
+  delete from batch_tally where batch = old.batch and state = old.state and jobs = 0;
+end;
+create trigger batch_went after delete on job when old.batch is not null begin
+  update batch_tally set jobs = jobs - 1 where batch = old.batch and state = old.state;
+  delete from batch_tally where batch = old.batch and state = old.state and jobs = 0;
+end;
+"""
+
+_SCRIPTS = (_TABLES, _FILES)
+"""What makes each version of the one before."""
+
 
 def opened(path: Path, limits: Limits, busy_ms: int) -> sqlite3.Connection:
     """Return a connection to a file of jobs, made if it is not there, for its owner's eyes alone.
@@ -130,7 +200,7 @@ def _set(connection: sqlite3.Connection, limits: Limits) -> None:
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file that is not ours, before anything of it is changed."""
     application, version = _marks(connection)
-    if application == _APPLICATION and version != VERSION:
+    if application == _APPLICATION and version not in range(1, VERSION + 1):
         raise StoreFaultError(
             f"{path}: its tables are of version {version}, this program's are of {VERSION}"
         )
@@ -148,15 +218,17 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def _make(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, unless another process did meanwhile."""
+    """Make the tables that are not there yet, unless another process did meanwhile."""
     connection.execute("begin immediate")
     try:
-        if _is_empty(connection):
-            for statement in _statements(_TABLES):
+        _check(connection, path)
+        had = 0 if _is_empty(connection) else _marks(connection)[1]
+        for script in _SCRIPTS[had:]:
+            for statement in _statements(script):
                 connection.execute(statement)
+        if had < VERSION:
             connection.execute(f"pragma application_id = {_APPLICATION}")
             connection.execute(f"pragma user_version = {VERSION}")
-        _check(connection, path)
         connection.execute("commit")
     except BaseException:
         if connection.in_transaction:

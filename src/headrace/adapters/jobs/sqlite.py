@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from headrace.adapters.jobs.batches import BatchTables
 from headrace.adapters.jobs.schema import opened
-from headrace.adapters.jobs.tables import Tables
 from headrace.model.ids import TenantId
 from headrace.policy.fairness.claims import ClaimOrder
+from headrace.ports.batch import Batch, File, FileId, LineError, Purpose
+from headrace.ports.batches import Declined, Entry, Hold, Kept, Page, Progress
 from headrace.ports.job import BatchId, Job, JobId, JobSpec, Lease, UnixNs
 from headrace.ports.jobs import (
     Cancel,
@@ -59,7 +61,7 @@ def store_error(error: sqlite3.Error | OSError) -> JobStoreError:
 
 
 class SqliteJobs:
-    """A `JobStore` in a file."""
+    """A `BatchStore` in a file."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class SqliteJobs:
         """
         limits = limits or Limits()
         try:
-            self._tables = Tables(opened(path, limits, busy_ms), limits)
+            self._tables = BatchTables(opened(path, limits, busy_ms), limits)
         except (sqlite3.Error, OSError) as error:
             meant = store_error(error)
             raise type(meant)(f"{path}: {meant}") from error
@@ -115,7 +117,7 @@ class SqliteJobs:
         self._tell(f"{self._path}: {'works again' if trouble is None else trouble}")
 
     async def put(self, jobs: Sequence[tuple[JobSpec, bytes]]) -> list[Put | Refused]:
-        """See `JobStore`, here and below."""
+        """See `JobStore` and `BatchStore`, here and below."""
         return await self._do(lambda: self._tables.put(jobs))
 
     async def claim(self, ask: ClaimAsk, order: ClaimOrder, now: UnixNs) -> list[Claim]:
@@ -158,6 +160,71 @@ class SqliteJobs:
 
     async def purge(self, now: UnixNs) -> int:
         return await self._do(lambda: self._tables.purge(now))
+
+    async def open_file(self, file: File) -> Declined | None:
+        return await self._do(lambda: self._tables.open_file(file))
+
+    async def append(self, file: FileId, data: bytes) -> Declined | None:
+        return await self._do(lambda: self._tables.append(file, data))
+
+    async def keep_file(self, file: File) -> Declined | None:
+        return await self._do(lambda: self._tables.keep_file(file))
+
+    async def file(self, tenant: TenantId, file: FileId, now: UnixNs) -> File | None:
+        return await self._do(lambda: self._tables.file(tenant, file, now))
+
+    async def files(
+        self, tenant: TenantId, page: Page, purpose: Purpose | None, now: UnixNs
+    ) -> list[File]:
+        return await self._do(lambda: self._tables.files(tenant, page, purpose, now))
+
+    async def piece(self, file: FileId, nth: int) -> bytes | None:
+        return await self._do(lambda: self._tables.piece(file, nth))
+
+    async def delete_file(self, tenant: TenantId, file: FileId, now: UnixNs) -> bool:
+        return await self._do(lambda: self._tables.delete_file(tenant, file, now))
+
+    async def put_batch(self, batch: Batch) -> Progress | Declined:
+        return await self._do(lambda: self._tables.put_batch(batch))
+
+    async def batch(self, tenant: TenantId, batch: BatchId) -> Progress | None:
+        return await self._do(lambda: self._tables.batch(tenant, batch))
+
+    async def batches(self, tenant: TenantId, page: Page) -> list[Progress]:
+        return await self._do(lambda: self._tables.batches(tenant, page))
+
+    async def cancel_batch(self, tenant: TenantId, batch: BatchId, now: UnixNs) -> bool:
+        return await self._do(lambda: self._tables.cancel_batch(tenant, batch, now))
+
+    async def take_batch(self, owner: str, until: UnixNs, now: UnixNs) -> Hold | None:
+        return await self._do(lambda: self._tables.take_batch(owner, until, now))
+
+    async def hold_batch(self, hold: Hold, until: UnixNs) -> bool:
+        return await self._do(lambda: self._tables.hold_batch(hold, until))
+
+    async def leave_batch(self, hold: Hold) -> None:
+        await self._do(lambda: self._tables.leave_batch(hold))
+
+    async def check_batch(
+        self, hold: Hold, lines: int, errors: tuple[LineError, ...], now: UnixNs
+    ) -> bool:
+        return await self._do(lambda: self._tables.check_batch(hold, lines, errors, now))
+
+    async def enqueue(
+        self, hold: Hold, entries: Sequence[Entry], rest: UnixNs, now: UnixNs
+    ) -> list[Job] | None:
+        return await self._do(lambda: self._tables.enqueue(hold, entries, rest, now))
+
+    async def write_out(
+        self, hold: Hold, names: tuple[FileId, FileId], now: UnixNs
+    ) -> Batch | None:
+        return await self._do(lambda: self._tables.write_out(hold, names, now))
+
+    async def purge_files(self, now: UnixNs) -> bool:
+        return await self._do(lambda: self._tables.purge_files(now))
+
+    async def kept(self) -> Kept:
+        return await self._do(self._tables.kept)
 
     async def close(self) -> None:
         """Finish what waits, then close the file."""

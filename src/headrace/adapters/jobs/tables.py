@@ -4,13 +4,12 @@ Rows become `Job`s, the life cycle says what they become, and rows are written b
 in SQL. Whose turn it is, the policy says; its memory is changed in the transaction that claims.
 """
 
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from headrace.adapters.jobs.rows import Rows
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.policy.fairness.claims import ClaimOrder, Line, Memory, Turns
 from headrace.ports.job import (
@@ -37,7 +36,6 @@ from headrace.ports.jobs import (
     ClaimAsk,
     Ending,
     Finished,
-    Limits,
     Put,
     Refused,
     Renewal,
@@ -82,32 +80,8 @@ _result = msgspec.msgpack.Decoder(Result).decode
 _memory = msgspec.msgpack.Decoder(Memory).decode
 
 
-class Tables:
+class Tables(Rows):
     """The operations of `JobStore`, without waiting."""
-
-    def __init__(self, connection: sqlite3.Connection, limits: Limits) -> None:
-        """Work on a connection that nobody else uses."""
-        self._sql, self._limits = connection, limits
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._sql.close()
-
-    @contextmanager
-    def _transaction(self, *, told: bool = False) -> Iterator[None]:
-        """Do all of it or nothing; `told`: somebody relies on it, so that it must outlive a power cut.
-
-        What was not flushed is lost from the end of the log, and only then.
-        """
-        self._sql.execute(f"pragma synchronous = {'full' if told else 'normal'}")
-        self._sql.execute("begin immediate")
-        try:
-            yield
-            self._sql.execute("commit")
-        except BaseException:
-            if self._sql.in_transaction:
-                self._sql.execute("rollback")
-            raise
 
     # Coming and going ------------------------------------------------------------------------
 
@@ -125,14 +99,18 @@ class Tables:
             return known
         if self._one(_LIVE, spec.tenant)[0] >= self._limits.tenant_jobs:
             return Refused.TENANT_FULL
-        if self._used_bytes() + len(body) > self._limits.store_bytes * self._limits.put_share:
+        if not self._has_room(len(body)):
             return Refused.STORE_FULL
+        job = self._add(spec, shown)
+        self._sql.execute("insert into body values (?, ?)", (job.seq, body))
+        return Put(job=job, fresh=True)
+
+    def _add(self, spec: JobSpec, shown: bytes) -> Job:
         named = (spec.id, spec.tenant, spec.slo_class, spec.model, spec.key, spec.batch)
         values = (*named, shown, spec.priority, spec.deadline_ns, _pack(spec))
         seq = self._sql.execute(_INSERT, values).lastrowid
         assert seq is not None
-        self._sql.execute("insert into body values (?, ?)", (seq, body))
-        return Put(job=Job(spec=spec, seq=seq), fresh=True)
+        return Job(spec=spec, seq=seq)
 
     def _known(self, spec: JobSpec, shown: bytes) -> Put | Refused | None:
         """Return the job that was put before by the same key or id, or why this one cannot be."""
@@ -344,24 +322,15 @@ class Tables:
 
     # Rows ------------------------------------------------------------------------------------
 
-    def _one(self, query: str, *values: object) -> tuple[Any, ...]:
-        row: tuple[Any, ...] | None = self._sql.execute(query, values).fetchone()
-        assert row is not None, query
-        return row
-
-    def _used_bytes(self) -> int:
-        pages, free, size = (
-            int(self._one(f"pragma {name}")[0])
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
-
     def _job(self, query: str, *values: object) -> Job | None:
         found = self._jobs(query, *values)
         return found[0] if found else None
 
     def _jobs(self, query: str, *values: object) -> list[Job]:
         return [_from_row(row) for row in self._sql.execute(query, values).fetchall()]
+
+    def _find_jobs(self, where: str, *values: object) -> list[Job]:
+        return self._jobs(f"{_JOB}where {where}", *values)
 
     def _save(self, job: Job) -> None:
         """Write back what may have changed of a job; one that is over needs its body no more."""

@@ -81,6 +81,7 @@ class MessageUsage(Struct, gc=False):
             input_tokens=Tokens(self.input_tokens + (cached + (made or 0) if apart else 0)),
             cached_tokens=Tokens(cached),
             output_tokens=Tokens(self.output_tokens),
+            tells_cached=self.cache_read_input_tokens is not None,
         )
 
     def then(self, newer: "MessageUsage") -> "MessageUsage":
@@ -170,7 +171,10 @@ def message_usage(data: bytes) -> MessageUsage:
 
 
 def _usage(given: int, details: _Details | None, made: int | None) -> Usage:
-    cached = (details and details.cached_tokens) or 0
+    cached = None if details is None else details.cached_tokens
     return Usage(
-        input_tokens=Tokens(given), cached_tokens=Tokens(cached), output_tokens=Tokens(made or 0)
+        input_tokens=Tokens(given),
+        cached_tokens=Tokens(cached or 0),
+        output_tokens=Tokens(made or 0),
+        tells_cached=cached is not None,
     )

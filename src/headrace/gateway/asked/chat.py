@@ -13,6 +13,7 @@ from headrace.gateway.asked.fields import (
     shows_each_usage,
     shows_usage,
 )
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.parts import Content, add
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
@@ -25,6 +26,10 @@ class Message(Struct):
     role: str
     content: Content = None
     tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    annotations: Raw = Raw()
+    """What an earlier answer cites."""
+    headrace: Mark | None = None
 
 
 class Chat(Choosing, kw_only=True):
@@ -38,18 +43,23 @@ class Chat(Choosing, kw_only=True):
 _DECODE = msgspec.json.Decoder(Chat).decode
 
 
-def read(content: bytes) -> Asked:
-    """Return what is asked for; the newer name of the cap wins."""
+def read(content: bytes, marked: bool) -> Asked:
+    """Return what is asked for, `marked` or not; the newer name of the cap wins."""
     body = _DECODE(content)
     prompt = Prompt()
     has_tools = prompt.json(body.tools)
-    for message in body.messages:
+    spans = None
+    if marked:
+        spans = Spans(prompt, ranks(tuple(map(_turn, body.messages))))
+    for nth, message in enumerate(body.messages):
+        if spans is not None:
+            spans.message(nth)
         said = message.content
         if isinstance(said, str):
             prompt.said(message.role, said)
         else:
             prompt.said(message.role)
-            add(prompt, said)
+            add(prompt, said, spans)
         prompt.json(message.tool_calls)
     counted = prompt.counted()
     return Asked(
@@ -67,6 +77,13 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
+        options=NO_OPTIONS if spans is None else spans.options(),
         priority=body.priority or 0,
         features=features(body, tools=has_tools, form=body.response_format, logprobs=body.logprobs),
     )
+
+
+def _turn(message: Message) -> Turn:
+    held = (message.tool_calls, message.function_call, message.annotations)
+    is_free = all(map(is_empty, held))
+    return turn(message.role, message.headrace, message.content, is_free=is_free)

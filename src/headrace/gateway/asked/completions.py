@@ -31,7 +31,7 @@ class Completion(Choosing, kw_only=True):
 _DECODE = msgspec.json.Decoder(Completion).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, _marked: bool) -> Asked:
     """Return what is asked for: for each prompt, as many answers as are made to choose from."""
     body = _DECODE(content)
     gathered = gather(body.prompt, "prompt")

@@ -20,7 +20,7 @@ class Embedding(Body, kw_only=True):
 _DECODE = msgspec.json.Decoder(Embedding).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, _marked: bool) -> Asked:
     """Return what is asked for: all inputs as one prompt, and the step that ends each as a token."""
     body = _DECODE(content)
     gathered = gather(body.input, "input")

@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct
 
 from headrace.gateway.asked import media
 from headrace.gateway.asked.fields import Answered, Count, cap, features
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, is_empty, ranks, turn
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
 from headrace.ports.engine import Route
@@ -36,6 +37,21 @@ class Block(Struct):
     name: str | None = None
     input: Raw = Raw()
     content: "Content" = None
+    citations: Raw = Raw()
+    headrace: Mark | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has citations, or a block within it does or was marked as what must stay."""
+        source = self.source.content if isinstance(self.source, Source) else None
+        return not is_empty(self.citations) or _has_evidence(self.content) or _has_evidence(source)
+
+
+def _has_evidence(content: "Content") -> bool:
+    if isinstance(content, Block):
+        is_evidence = content.headrace is not None and content.headrace.rank is None
+        return is_evidence or content.stays
+    return isinstance(content, list) and any(map(_has_evidence, content))
 
 
 Content = str | list[str | Block] | Block | None
@@ -47,6 +63,7 @@ class Message(Struct):
 
     role: str
     content: Content = None
+    headrace: Mark | None = None
 
 
 class Request(Answered, kw_only=True):
@@ -67,7 +84,7 @@ class Request(Answered, kw_only=True):
 _DECODE = msgspec.json.Decoder(Request).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, marked: bool) -> Asked:
     """Return what is asked for."""
     body = _DECODE(content)
     prompt = Prompt()
@@ -75,9 +92,12 @@ def read(content: bytes) -> Asked:
     if body.system:
         prompt.said("system")
         _add(prompt, body.system)
-    for message in body.messages:
+    spans = Spans(prompt, ranks(_turns(body.messages))) if marked else None
+    for nth, message in enumerate(body.messages):
+        if spans is not None:
+            spans.message(nth)
         prompt.said(message.role)
-        _add(prompt, message.content)
+        _add(prompt, message.content, spans)
     counted = prompt.counted()
     return Asked(
         route=Route.MESSAGES,
@@ -93,12 +113,23 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=counted.text(),
         longest=counted.tokens,
+        options=NO_OPTIONS if spans is None else spans.options(),
         features=features(body, tools=has_tools),
     )
 
 
-def _add(prompt: Prompt, content: Content) -> None:
-    """Add what is said, blocks within blocks too."""
+def _turns(messages: list[Message]) -> tuple[Turn, ...]:
+    return tuple(_turn(one, one.content) for one in messages)
+
+
+def _turn(message: Message, content: Content) -> Turn:
+    if isinstance(content, Block):  # only results of tools are known to be said like that
+        return turn(message.role, message.headrace, None, is_free=False)
+    return turn(message.role, message.headrace, content)
+
+
+def _add(prompt: Prompt, content: Content, spans: Spans | None = None) -> None:
+    """Add what is said, blocks within blocks too; `spans` notes the outermost."""
     if content is None:
         return
     if isinstance(content, str):
@@ -106,7 +137,9 @@ def _add(prompt: Prompt, content: Content) -> None:
     elif isinstance(content, Block):
         _add_block(prompt, content)
     else:
-        for block in content:
+        for index, block in enumerate(content):
+            if spans is not None:
+                spans.part(index)
             _add(prompt, block)
 
 

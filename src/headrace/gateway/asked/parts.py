@@ -1,8 +1,9 @@
 """The parts of a message in OpenAI's words: chat's nest what responses' spread out."""
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from headrace.gateway.asked import media
+from headrace.gateway.asked.marks import Mark, Spans, is_empty
 from headrace.gateway.asked.prompt import Prompt
 
 
@@ -43,20 +44,31 @@ class Part(Struct):
     file_data: str | None = None
     file_url: str | None = None
     file_id: str | None = None
+    annotations: Raw = Raw()
+    """What an earlier answer cites, in OpenAI's words; the next in Anthropic's."""
+    citations: Raw = Raw()
+    headrace: Mark | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has citations."""
+        return not (is_empty(self.annotations) and is_empty(self.citations))
 
 
 Content = str | list[str | Part] | None
 """What a message says."""
 
 
-def add(prompt: Prompt, content: Content) -> None:
-    """Add what a message says to a prompt."""
+def add(prompt: Prompt, content: Content, spans: Spans | None = None) -> None:
+    """Add what a message says to a prompt; `spans` notes its parts."""
     if content is None:
         return
     if isinstance(content, str):
         prompt.text(content)
         return
-    for part in content:
+    for index, part in enumerate(content):
+        if spans is not None:
+            spans.part(index)
         if isinstance(part, str):
             prompt.text(part)
         else:

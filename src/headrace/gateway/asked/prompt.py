@@ -49,6 +49,15 @@ class Counted(Struct, frozen=True, gc=False):
         return scripts(self.prompt) if self.is_text and self.prompt else None
 
 
+class At(Struct, frozen=True, gc=False):
+    """How far a prompt in the making is."""
+
+    pieces: int
+    counted_bytes: int
+    tokens: int
+    """Tokens beside those of bytes that are not counted."""
+
+
 class Prompt:
     """A prompt in the making.
 
@@ -101,6 +110,20 @@ class Prompt:
         self._counted_bytes += len(piece)
         self._tokens += weight.tokens
         self._margin += weight.margin
+
+    def at(self) -> At:
+        """Return how far it is."""
+        return At(len(self._pieces), self._counted_bytes, self._tokens)
+
+    def tokens_since(self, begin: At) -> int:
+        """Return about how many tokens were added, never more than those of the whole."""
+        size = sum(map(len, self._pieces[begin.pieces :]))
+        size -= self._counted_bytes - begin.counted_bytes
+        return size // BYTES_PER_TOKEN + self._tokens - begin.tokens
+
+    def bytes_before(self, at: At) -> int:
+        """Return how many bytes there were."""
+        return sum(map(len, self._pieces[: at.pieces]))
 
     def counted(self) -> Counted:
         """Return the prompt, and its estimate."""

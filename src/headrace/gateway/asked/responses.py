@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headrace.gateway.asked.fields import Count, Format, Ranked, cap, features
+from headrace.gateway.asked.marks import NO_OPTIONS, Mark, Spans, Turn, ranks, turn
 from headrace.gateway.asked.parts import Content, Part, add, add_part
 from headrace.gateway.asked.prompt import Prompt
 from headrace.gateway.asked.result import Asked
@@ -15,6 +16,7 @@ from headrace.ports.engine import Route
 class Item(Struct):
     """A message, a call of a tool, its result, or the model's own thoughts."""
 
+    type: str | None = None
     role: str | None = None
     content: Content = None
     name: str | None = None
@@ -23,6 +25,7 @@ class Item(Struct):
     """What a tool that takes plain text is given."""
     output: str | list[str | Part] | Part | None = None
     summary: list[Part] | None = None
+    headrace: Mark | None = None
 
 
 class Text(Struct, gc=False):
@@ -46,10 +49,11 @@ class Response(Ranked, kw_only=True):
 _DECODE = msgspec.json.Decoder(Response).decode
 
 
-def read(content: bytes) -> Asked:
+def read(content: bytes, marked: bool) -> Asked:
     """Return what is asked for. What an earlier response left behind is known to the engine alone."""
     body = _DECODE(content)
     prompt = Prompt()
+    spans = Spans(prompt, ranks(_turns(body.input))) if marked else None
     has_tools = prompt.json(body.tools)
     if body.instructions:
         prompt.said("system", body.instructions)
@@ -58,8 +62,10 @@ def read(content: bytes) -> Asked:
     if isinstance(body.input, str):
         prompt.said("user", body.input)
     else:
-        for item in body.input:
-            _add(prompt, item)
+        for nth, item in enumerate(body.input):
+            if spans is not None:
+                spans.message(nth)
+            _add(prompt, item, spans)
     counted = prompt.counted()
     return Asked(
         route=Route.RESPONSES,
@@ -75,6 +81,7 @@ def read(content: bytes) -> Asked:
         input_margin=counted.margin,
         text=None if body.previous_response_id else counted.text(),
         longest=counted.tokens,
+        options=NO_OPTIONS if spans is None else spans.options(),
         priority=body.priority or 0,
         features=features(
             body,
@@ -85,11 +92,23 @@ def read(content: bytes) -> Asked:
     )
 
 
-def _add(prompt: Prompt, item: Item) -> None:
+def _turns(items: str | list[Item]) -> tuple[Turn, ...]:
+    """Return the items; of those only messages are free that no thoughts stand before: these go together."""
+    if isinstance(items, str):
+        return ()
+    found, before = [], None
+    for item in items:
+        is_free = item.type in (None, "message") and before != "reasoning"
+        found.append(turn(item.role, item.headrace, item.content, is_free=is_free))
+        before = item.type
+    return tuple(found)
+
+
+def _add(prompt: Prompt, item: Item, spans: Spans | None) -> None:
     """Add one item, under the role that chat templates give it."""
     role = item.role or ("assistant" if item.output is None else "tool")
     prompt.said(role)
-    add(prompt, item.content)
+    add(prompt, item.content, spans)
     for text in (item.name, item.arguments, item.input):
         if text:
             prompt.text(text)

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from headrace.gateway.asked.marks import NO_OPTIONS, Options
 from headrace.model.features import Feature
 from headrace.model.request import TextBytes
 from headrace.ports.engine import Route
@@ -49,3 +50,5 @@ class Asked(Struct, frozen=True, kw_only=True, gc=False):
     """How soon it is wanted, of all that the caller defers; lower is sooner."""
     features: tuple[Feature, ...] = ()
     """What it takes of the model beside tokens."""
+    options: Options = NO_OPTIONS
+    """What of the prompt may be left out."""

@@ -2,22 +2,25 @@
 
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.config.schema import JobsSpec
-from headrace.gateway.asked import InvalidError
+from headrace.gateway.asked import Asked, InvalidError
 from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, Headers, edge, unfit
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.exchange import LEVEL, REASON, Exchange, Instead
 from headrace.gateway.intake import LASTING, USER, Letter, RefusedError, Taken, invalid
 from headrace.gateway.jobs.dispatcher import Dispatcher
 from headrace.gateway.jobs.waiters import Waiters
 from headrace.gateway.prefer import Preference, idempotency_key, preference
-from headrace.model.deployment import Defer
+from headrace.model.deployment import ClassSpec, Defer
 from headrace.model.ids import TenantId
+from headrace.model.ladder import LEVEL_MAX
 from headrace.plane.quote import Quote
 from headrace.ports.job import Job, JobId, JobSpec, State, UnixNs
 from headrace.ports.jobs import Cancel, JobStore, JobStoreError, Put, Refused, StoreFullError
@@ -31,6 +34,8 @@ _ID_BYTES = 18
 _ID_MAX = 64
 _PRIORITY_MAX = 1_000_000
 _ACCEPTED = 202
+_DEFERRED = LEVEL_MAX + 1
+"""The level of what is answered later."""
 _WORDS = {State.CLAIMED: "running"}
 """States that callers know by another name."""
 _APPLIED = (b"preference-applied", b"respond-async")
@@ -96,14 +101,45 @@ class Desk:
         quote = self._driver.plane.quote(taken.request)
         if quote.verdict.reason is not None:
             raise RefusedError(unfit(quote.verdict))
-        completion_ms = spec.completion_ms
-        window_ns = self._spec.window_s * NS_PER_S
-        if completion_ms is not None:
-            window_ns = completion_ms * NS_PER_MS
-        put = await self._put(self._job(letter, taken, quote, round(window_ns)), letter.body)
+        put = await self._put(self._job(letter, taken, quote, self._window_ns(spec)), letter, taken)
         exchange.told.clear()
         await self._accept(exchange, put.job, wanted)
         return True
+
+    def instead(self, exchange: Exchange, letter: Letter, taken: Taken) -> Instead | None:
+        """Return what keeps a request for later where it is refused for want of capacity (DEG-1).
+
+        None for a stream, and where its class keeps none: then nothing of it need be held meanwhile.
+        """
+        settings = self._driver.plane.settings
+        tenant = settings.tenants.get(letter.tenant)
+        spec = settings.classes.get(settings.class_of(taken.request.slo_class, tenant))
+        if taken.request.stream or spec is None or spec.degrade is None or not spec.degrade.defer:
+            return None
+        told = {name: letter.told[name] for name in LASTING if name in letter.told}
+        letter = replace(letter, told=told)  # the exchange lets go of its own meanwhile
+        return partial(self._keep, exchange, letter, taken, self._window_ns(spec))
+
+    async def _keep(
+        self, exchange: Exchange, letter: Letter, taken: Taken, window_ns: int, fault: Fault
+    ) -> bool:
+        """Keep a request that was refused; if that cannot be, the refusal stands."""
+        quote = self._driver.plane.quote(taken.request)
+        try:
+            put = await self._put(self._job(letter, taken, quote, window_ns), letter, taken)
+        except RefusedError:
+            return False
+        wanted = preference(letter.headers)
+        told = [(LEVEL, b"%d" % _DEFERRED), (REASON, fault.detail.reason.encode())]
+        told.append((b"x-headrace-decision-id", b"%d" % (fault.detail.decision_id or 0)))
+        await self._accept(exchange, put.job, wanted, *told)
+        return True
+
+    def _window_ns(self, spec: ClassSpec) -> int:
+        """Return how soon work on a job of a class begins, or never."""
+        if spec.completion_ms is not None:
+            return round(spec.completion_ms * NS_PER_MS)
+        return round(self._spec.window_s * NS_PER_S)
 
     def _job(self, letter: Letter, taken: Taken, quote: Quote, window_ns: int) -> JobSpec:
         """Return what is kept of a request beside its body."""
@@ -123,7 +159,7 @@ class Desk:
             model=quote.model,
             route=letter.route,
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in kept),
-            priority=max(-_PRIORITY_MAX, min(taken.asked.priority, _PRIORITY_MAX)),
+            priority=priority(taken.asked),
             service=quote.service,
             created_ns=now,
             deadline_ns=UnixNs(now + (window_ns if ttl is None else min(window_ns, ttl))),
@@ -131,11 +167,13 @@ class Desk:
             key=key,
         )
 
-    async def _put(self, job: JobSpec, body: bytes) -> Put:
-        (put,) = await _asked(self._store.put([(job, body)]))
+    async def _put(self, job: JobSpec, letter: Letter, taken: Taken) -> Put:
+        (put,) = await asked(self._store.put([(job, letter.body)]))
         if isinstance(put, Refused):
             raise RefusedError(self._refused(put))
         if put.fresh:
+            # After a refusal this is a second offer, as a retry would be.
+            self._driver.defer(replace(taken.request, prefix=()))
             self._dispatcher.came(job)
         return put
 
@@ -144,11 +182,13 @@ class Desk:
         fault = edge(_REFUSED[why])
         if fault.retry_after_ns is None:
             return fault
-        return msgspec.structs.replace(fault, retry_after_ns=self._dispatcher.drain_ns())
+        return replace(fault, retry_after_ns=self._dispatcher.drain_ns())
 
-    async def _accept(self, exchange: Exchange, job: Job, wanted: Preference) -> None:
+    async def _accept(
+        self, exchange: Exchange, job: Job, wanted: Preference, *more: tuple[bytes, bytes]
+    ) -> None:
         """Say where the answer will be; if the caller waits for a while, it may be here by then."""
-        applied = [_APPLIED] if wanted.later else []
+        applied = [_APPLIED, *more] if wanted.later else [*more]
         if wanted.wait_s:
             job = await self._wait(exchange, job, wanted.wait_s)
             if job.is_over:
@@ -177,7 +217,7 @@ class Desk:
     async def _found(self, tenant: TenantId, ident: JobId) -> Job:
         job = None
         if len(ident) <= _ID_MAX:
-            job = await _asked(self._store.get(tenant, ident))
+            job = await asked(self._store.get(tenant, ident))
         if job is None:
             raise RefusedError(edge(Edge.NO_SUCH_JOB))
         return job
@@ -198,7 +238,7 @@ class Desk:
 
     async def _settled(self, exchange: Exchange, job: Job) -> None:
         """Give the answer of a job that is over, as it would have been given at once."""
-        result = await _asked(self._store.result(job.spec.tenant, job.spec.id))
+        result = await asked(self._store.result(job.spec.tenant, job.spec.id))
         if result is None:
             cause = _WITHOUT_RESULT.get(job.state)
             if cause is None:  # purged since it was looked at
@@ -210,7 +250,7 @@ class Desk:
 
     async def _cancel(self, exchange: Exchange, job: Job) -> None:
         spec = job.spec
-        (found,) = await _asked(self._store.cancel(spec.tenant, [spec.id], self._now()))
+        (found,) = await asked(self._store.cancel(spec.tenant, [spec.id], self._now()))
         match found:
             case Cancel.UNKNOWN:
                 raise RefusedError(edge(Edge.NO_SUCH_JOB))
@@ -241,7 +281,12 @@ def _told(job: Job) -> bytes:
     return msgspec.json.encode(told)
 
 
-async def _asked(asking: Awaitable[T]) -> T:
+def priority(asked: Asked) -> int:
+    """Return how soon a request is wanted, of those of its tenant and class; lower is sooner."""
+    return max(-_PRIORITY_MAX, min(asked.priority, _PRIORITY_MAX))
+
+
+async def asked(asking: Awaitable[T]) -> T:
     """Return what the store says; its troubles are a refusal to the caller."""
     try:
         return await asking

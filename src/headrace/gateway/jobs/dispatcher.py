@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 from msgspec import Struct
@@ -17,13 +18,21 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.intake import Intake
 from headrace.gateway.jobs.watch import Watch
 from headrace.gateway.jobs.worker import Run, Stop, Worker
-from headrace.model.ids import ClassName, ModelName, TenantId
+from headrace.model.ids import ModelName, TenantId
 from headrace.model.paths import Path
 from headrace.policy.fairness.claims import ClaimOrder, Line
 from headrace.policy.fairness.leftover import Pace
 from headrace.ports.clock import Clock
-from headrace.ports.job import JobId, JobSpec, Lease, State, UnixNs
-from headrace.ports.jobs import ClaimAsk, Ending, JobStore, JobStoreError, Renewal, Tally
+from headrace.ports.job import BatchId, JobId, JobSpec, Lease, State, UnixNs
+from headrace.ports.jobs import (
+    SWEEP_MAX,
+    ClaimAsk,
+    Ending,
+    JobStore,
+    JobStoreError,
+    Renewal,
+    Tally,
+)
 from headrace.units import MIB, NS_PER_MS, NS_PER_S, DurationNs, InstantNs, later
 
 T = TypeVar("T")
@@ -94,8 +103,6 @@ class Dispatcher:
         self.standing = Standing()
         self.ended: Counter[State] = Counter()
         """Jobs that this process has ended, by state."""
-        self.taken: Counter[tuple[TenantId, ClassName]] = Counter()
-        """Requests deferred here, by tenant and class."""
         self.returned = 0
         """Jobs that went back without an answer."""
 
@@ -107,7 +114,6 @@ class Dispatcher:
 
     def came(self, spec: JobSpec) -> None:
         """Know of a job that is in the store now."""
-        self.taken[spec.tenant, spec.slo_class] += 1
         self._hungry.add(spec.model)
         if not self._runs:
             self._wake.set()
@@ -121,6 +127,12 @@ class Dispatcher:
         """Stop work on a job whose caller does not want it; another process's hears by its renewal."""
         for lease, run in self._runs.items():
             if lease.job == job:
+                self._worker.stop(run, Stop.CANCELLED)
+
+    def cancel_batch(self, batch: BatchId) -> None:
+        """Stop work on a batch whose caller does not want it; as above."""
+        for run in self._runs.values():
+            if run.claim.job.spec.batch == batch:
                 self._worker.stop(run, Stop.CANCELLED)
 
     def drain_ns(self) -> DurationNs:
@@ -310,20 +322,22 @@ class Dispatcher:
         """Renew leases, and see to what time and other processes do."""
         nth, renewed_at = 0, self._clock.now()
         while True:
-            try:
-                await self._look_after(purge=nth % _PURGE_EVERY == 0)
-                if self._clock.now() - renewed_at >= self._lease_ns // _RENEWALS - KEEP_NS:
-                    renewed_at = self._clock.now()
+            # Its troubles are told by the store, and what failed is tried again: none keeps the next from its turn.
+            if self._clock.now() - renewed_at >= self._lease_ns // _RENEWALS - KEEP_NS:
+                with suppress(JobStoreError):
                     await self._renew()
-            except JobStoreError:
-                pass  # told by the store, and tried again
+                    renewed_at = self._clock.now()
+            if nth % _PURGE_EVERY == 0:
+                with suppress(JobStoreError):  # in a full store this makes the room for all others
+                    while await self._store.purge(self._wall()) == SWEEP_MAX:
+                        pass
+            with suppress(JobStoreError):
+                await self._look_after()
             nth += 1
             await self._pause(KEEP_NS)
 
-    async def _look_after(self, *, purge: bool) -> None:
+    async def _look_after(self) -> None:
         swept = await self._store.sweep(self._wall())
-        if purge:
-            await self._store.purge(self._wall())
         if swept.expired or swept.failed or swept.cancelled:
             self.gone(None)
         tallies = tuple(await self._store.counts())

@@ -14,12 +14,15 @@ from msgspec import Struct
 from headrace.adapters.jobs.presence import Presence
 from headrace.adapters.jobs.sqlite import SqliteJobs
 from headrace.config.errors import ConfigError, Fault, Origin
-from headrace.config.schema import JobsSpec, Settings
+from headrace.config.schema import JobsSpec, ServerSpec, Settings
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.driver import Driver
 from headrace.gateway.intake import Intake
+from headrace.gateway.jobs.batches import BatchDesk
+from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.desk import Desk
 from headrace.gateway.jobs.dispatcher import Dispatcher
+from headrace.gateway.jobs.files import FileDesk
 from headrace.ports.job import State, UnixNs
 from headrace.ports.jobs import JobStoreError, Limits, Swept
 from headrace.units import MIB, NS_PER_S, Bytes
@@ -41,6 +44,10 @@ class JobsState(Struct, frozen=True, kw_only=True):
     ended: dict[str, int]
     """Jobs that ended in this process, by how."""
     returned: int
+    batches: dict[str, int]
+    """Batches that are kept, by where they are."""
+    files: int
+    files_bytes: int
     trouble: str | None
 
 
@@ -63,40 +70,51 @@ class Office:
     def __init__(
         self,
         spec: JobsSpec,
-        body_bytes: int,
+        server: ServerSpec,
         driver: Driver,
         intake: Intake,
         clock: LoopClock,
         aside: Callable[[], bool],
     ) -> None:
-        """Open the file; raises ConfigError if it cannot be had.
-
-        `body_bytes`: of the longest request; nothing is taken up while `aside`.
-        """
-        path = Path(spec.file)
+        """Open the file; raises ConfigError if it cannot be had. Nothing is taken up while `aside`."""
         self._clock = clock
-        limits = Limits(
-            tenant_jobs=spec.tenant_jobs,
-            body_bytes=Bytes(body_bytes),
-            result_bytes=Bytes(spec.result_mib * MIB),
-            store_bytes=Bytes(round(spec.store_gib * _GIB_IN_MIB) * MIB),
-        )
-        try:
-            self._store = SqliteJobs(path, limits=limits, tell=_log.warning)
-            self._presence = Presence(path)
-        except (JobStoreError, OSError) as error:
-            raise ConfigError([Fault(Origin("file of jobs"), str(error), "$.jobs.file")]) from error
-        self.dispatcher = Dispatcher(
+        self._store, self._presence = _opened(spec, server)
+        owner = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self.dispatcher = dispatcher = Dispatcher(
             self._store,
             spec,
             driver,
             intake,
             clock,
             wall=self._wall,
-            owner=f"{os.getpid()}-{secrets.token_hex(8)}",
+            owner=owner,
             aside=aside,
         )
-        self.desk = Desk(self._store, spec, driver, self.dispatcher, self._wall)
+        self.desk = Desk(self._store, spec, driver, dispatcher, self._wall)
+        self.clerk = Clerk(
+            self._store,
+            spec,
+            driver,
+            intake,
+            dispatcher,
+            clock,
+            body_bytes=server.body_limit_bytes,
+            wall=self._wall,
+            owner=owner,
+            aside=aside,
+        )
+        files = FileDesk(self._store, spec, server, self._wall)
+        batches = BatchDesk(
+            self._store,
+            spec,
+            server,
+            driver=driver,
+            intake=intake,
+            dispatcher=dispatcher,
+            clerk=self.clerk,
+            now=self._wall,
+        )
+        self.papers = (files.acts, batches.acts)
 
     def _wall(self) -> UnixNs:
         return UnixNs(self._clock.wall_ns())
@@ -115,6 +133,7 @@ class Office:
         finally:
             await asyncio.to_thread(self._presence.share)
         self.dispatcher.start()
+        self.clerk.start()
 
     async def _recover(self) -> None:
         try:
@@ -126,6 +145,7 @@ class Office:
 
     async def close(self) -> None:
         """Give back what is not done, and let go of the file."""
+        await self.clerk.close()
         await self.dispatcher.close()
         try:
             await self._store.close()
@@ -140,7 +160,7 @@ class Office:
 
     def state(self) -> JobsState:
         """Return everything at a glance."""
-        dispatcher = self.dispatcher
+        dispatcher, kept = self.dispatcher, self.clerk.kept
         states: Counter[State] = Counter()
         for one in dispatcher.standing.tallies:
             states[one.state] += one.jobs
@@ -151,8 +171,27 @@ class Office:
             oldest_s=self.age_s(),
             ended={state.value: count for state, count in dispatcher.ended.items()},
             returned=dispatcher.returned,
+            batches={stage.value: count for stage, count in kept.batches.items()},
+            files=kept.files,
+            files_bytes=kept.bytes,
             trouble=self.trouble,
         )
+
+
+def _opened(spec: JobsSpec, server: ServerSpec) -> tuple[SqliteJobs, Presence]:
+    path = Path(spec.file)
+    limits = Limits(
+        tenant_jobs=spec.tenant_jobs,
+        tenant_files=spec.tenant_files,
+        tenant_batches=spec.tenant_batches,
+        body_bytes=Bytes(server.body_limit_bytes),
+        result_bytes=Bytes(spec.result_mib * MIB),
+        store_bytes=Bytes(round(spec.store_gib * _GIB_IN_MIB) * MIB),
+    )
+    try:
+        return SqliteJobs(path, limits=limits, tell=_log.warning), Presence(path)
+    except (JobStoreError, OSError) as error:
+        raise ConfigError([Fault(Origin("file of jobs"), str(error), "$.jobs.file")]) from error
 
 
 def office(
@@ -164,5 +203,4 @@ def office(
 ) -> Office | None:
     """Return what requests are deferred with, None if none are; raises ConfigError."""
     spec = settings.jobs
-    body_bytes = settings.server.body_limit_bytes
-    return None if spec is None else Office(spec, body_bytes, driver, intake, clock, aside)
+    return None if spec is None else Office(spec, settings.server, driver, intake, clock, aside)

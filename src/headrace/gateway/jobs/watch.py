@@ -16,6 +16,7 @@ _SHORT = frozenset(
         Reason.NO_READY_REPLICA,
         Reason.DEADLINE_QUEUE,
         Reason.GAP_BOUND,
+        Reason.TPOT_BOUND,
         Reason.QUEUE_PRESSURE,
         Reason.EXPIRED,
         Reason.WAITED_OUT,

@@ -88,6 +88,7 @@ class Worker:
         request = replace(
             taken.request,
             slo_class=spec.slo_class,
+            deferred=True,
             ttl_ns=DurationNs(max(1, spec.deadline_ns - now)),
         )
         run.request = request.id
@@ -118,6 +119,7 @@ class Worker:
         self, run: Run, stream: Stream, content: bytes, end: End, nth: int
     ) -> Ending | Fault | None:
         fields = settled(stream, nth)
+        fields.append((b"x-headrace-policy-revision", b"%d" % stream.revision))
         match end:
             case Done():
                 result = Result(status=200, headers=_text(fields), body=content)

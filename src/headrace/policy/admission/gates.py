@@ -10,14 +10,13 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from headrace.model.budget import Per, Unit
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import (
-    BudgetFacts,
-    EntryEvidence,
-    LengthFacts,
-    ReplicaView,
-    WindowFacts,
+from headrace.model.evidence import EntryEvidence, LengthFacts, ReplicaView
+from headrace.policy.admission.balances import (
+    at_least_a_second,
+    balanced_after,
+    over,
+    over_limits,
 )
 from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
 
@@ -122,11 +121,12 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             over = tuple(one.name for one in evidence.budget.windows if one.warned)
             return Admit(slack_ns=slack, wait_ns=wait, verdicts=tuple(verdicts), over_soft=over)
         assert refused.reason is not None
+        late = -refused.margin
         return Reject(
             reason=refused.reason,
             gate=refused.gate,
             slack_ns=slack,
-            retry_after_ns=retry_after(refused.reason, evidence, slack),
+            retry_after_ns=retry_after(refused.reason, evidence, slack, late),
             verdicts=tuple(verdicts),
         )
 
@@ -179,12 +179,13 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 measured=bound - left,
                 threshold=bound,
             )
-        if evidence.first_ns > evidence.gap_ns:  # no engine steps that fast, even alone
+        step = evidence.mean_ns or evidence.gap_ns
+        if evidence.first_ns > step:  # no engine steps that fast, even alone
             return Verdict(
                 gate=Gate.DEADLINE,
                 reason=Reason.DEADLINE_IMPOSSIBLE,
                 measured=evidence.first_ns,
-                threshold=evidence.gap_ns,
+                threshold=step,
             )
         if slack < 0:
             return Verdict(
@@ -194,7 +195,7 @@ class Gates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 threshold=bound,
             )
         # Whoever can wait is held back by the dispatch window until the steps are short enough.
-        harmed = gap_bound_broken(evidence) if slack < _CAN_WAIT else None
+        harmed = step_bound_broken(evidence) if slack < _CAN_WAIT else None
         if harmed is not None:
             return harmed
         less = self._room_missing(evidence, slack, view)
@@ -248,7 +249,9 @@ LONG_KEPT, LONG_OF = 3, 4
 """The least admission rate of a tenant's longest tenth over that of all, before the others make room."""
 LONG_ALONE = 0.85
 """Share of the first-token bound that the prefill of one of these may take alone for that to be worth it."""
-OF_THE_MOMENT = frozenset({Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.LENGTH_SHARE})
+OF_THE_MOMENT = frozenset(
+    {Reason.DEADLINE_QUEUE, Reason.GAP_BOUND, Reason.TPOT_BOUND, Reason.LENGTH_SHARE}
+)
 """Reasons for which it would have been let in at another moment: whether lengths fare alike shows there."""
 _NO_BOUND = 86_400 * NS_PER_S
 _CAN_WAIT = 10 * NS_PER_S
@@ -297,69 +300,13 @@ def budget(evidence: EntryEvidence) -> Verdict:
     What waiting cannot cure comes first, so that nobody is asked to come again in vain.
     """
     facts = evidence.budget
-    need, limit = facts.tokens_needed, facts.tokens_limit
-    if limit is not None and need > limit:
-        return _over(Reason.TOKEN_LIMIT, need, limit)
-    spent = spent_longest(facts.windows) if facts.windows else None
-    if spent is not None and (spent.per is not Per.MINUTE or _never_fits(spent)):
-        return _spent(spent)
-    if (over := _at_once(facts) or _too_soon(facts)) is not None:
-        return over
-    if spent is not None:
-        return _spent(spent)
+    if (spent := over_limits(facts)) is not None:
+        return spent
     if evidence.own_queued >= evidence.own_queue_bound:
-        return _over(Reason.TENANT_QUEUE_FULL, evidence.own_queued + 1, evidence.own_queue_bound)
+        return over(Reason.TENANT_QUEUE_FULL, evidence.own_queued + 1, evidence.own_queue_bound)
+    need = facts.tokens_needed
     left = need if facts.tokens_left is None else facts.tokens_left
     return Verdict(gate=Gate.BUDGET, reason=None, measured=need, threshold=left)
-
-
-def _at_once(facts: BudgetFacts) -> Verdict | None:
-    """Return a refusal if too much of the tenant's runs already."""
-    if facts.parallel_left is not None and facts.parallel_left < facts.branches:
-        return _over(Reason.CONCURRENCY, facts.branches, facts.parallel_left)
-    if facts.sessions_left is not None and facts.sessions_left < 1:
-        return _over(Reason.SESSIONS, 1, facts.sessions_left)
-    return None
-
-
-def _too_soon(facts: BudgetFacts) -> Verdict | None:
-    """Return a refusal if a bucket does not hold what is needed."""
-    if facts.requests_left is not None and facts.requests_left < 1:
-        return _over(Reason.REQUEST_RATE, 1, facts.requests_left)
-    if facts.tokens_left is not None and facts.tokens_needed > facts.tokens_left:
-        return _over(Reason.TOKEN_RATE, facts.tokens_needed, facts.tokens_left)
-    return None
-
-
-def _over(reason: Reason, measured: int, threshold: int) -> Verdict:
-    return Verdict(gate=Gate.BUDGET, reason=reason, measured=measured, threshold=threshold)
-
-
-def spent_longest(windows: tuple[WindowFacts, ...]) -> WindowFacts | None:
-    """Return the spent budget that lets this request in last: one it never fits, else by its end."""
-    spent = [one for one in windows if one.spent]
-    return max(spent, key=lambda one: (_never_fits(one), one.wait_ns), default=None)
-
-
-def _never_fits(window: WindowFacts) -> bool:
-    return window.hard is not None and window.need > window.hard
-
-
-def _spent(window: WindowFacts) -> Verdict:
-    if window.per is Per.MINUTE and not _never_fits(window):
-        reason = Reason.BUDGET_RATE
-    elif window.unit in (Unit.REQUESTS, Unit.TOKENS):
-        reason = Reason.QUOTA_SPENT
-    else:
-        reason = Reason.BUDGET_SPENT
-    assert window.hard is not None, "what has no hard limit is never spent"
-    return Verdict(
-        gate=Gate.BUDGET,
-        reason=reason,
-        measured=window.need,
-        threshold=window.hard - window.taken,
-        limit=window.name,
-    )
 
 
 def memory(evidence: EntryEvidence) -> Verdict:
@@ -401,16 +348,19 @@ def is_behind(facts: LengthFacts) -> bool:
     return kept < facts.admitted * facts.long_offered * LONG_KEPT
 
 
-def gap_bound_broken(evidence: EntryEvidence) -> Verdict | None:
-    """Return a refusal if on every candidate the newcomer's step breaks a gap bound (ADM-1)."""
+def step_bound_broken(evidence: EntryEvidence) -> Verdict | None:
+    """Return a refusal if on every candidate the steps with the newcomer break a promise (ADM-1).
+
+    Its own or another's: on each gap, or on the mean time per token.
+    """
     worst: Verdict | None = None
     for view in evidence.replicas:
-        bound = _tightest(view, evidence.gap_ns)
-        if view.step_ns <= bound or not (view.decodes or view.pending_prefill_ns):
+        bound, reason, step = _tightest(view, evidence.gap_ns), Reason.GAP_BOUND, view.step_ns
+        if step <= bound:
+            bound, reason, step = view.mean_bound_ns, Reason.TPOT_BOUND, view.mean_step_ns
+        if step <= bound or not (view.decodes or view.pending_prefill_ns):
             return None
-        worst = Verdict(
-            gate=Gate.DEADLINE, reason=Reason.GAP_BOUND, measured=view.step_ns, threshold=bound
-        )
+        worst = Verdict(gate=Gate.DEADLINE, reason=reason, measured=step, threshold=bound)
     return worst
 
 
@@ -418,41 +368,47 @@ def _tightest(view: ReplicaView, own: int) -> int:
     return own if view.tightest_gap_ns is None else min(own, view.tightest_gap_ns)
 
 
-def retry_after(reason: Reason, evidence: EntryEvidence, slack: int) -> DurationNs | None:
+def retry_after(
+    reason: Reason, evidence: EntryEvidence, slack: int, late: int = 0
+) -> DurationNs | None:
     """Return when repeating can succeed, honestly; None where it cannot (RET-1).
 
-    A full bucket refills; a queue drains at least by what was missing. Never shortened.
+    A queue drains at least by what was missing (`slack`), or by what a longer prompt misses (`late`).
+    Never shortened.
     """
     match reason:
-        case Reason.TOKEN_RATE | Reason.REQUEST_RATE:  # both buckets must have refilled
-            facts = evidence.budget
-            return max(facts.tokens_wait_ns, facts.requests_wait_ns)
-        case Reason.BUDGET_RATE | Reason.QUOTA_SPENT | Reason.BUDGET_SPENT:
-            spent = spent_longest(evidence.budget.windows)
-            return None if spent is None or _never_fits(spent) else spent.wait_ns
-        case Reason.CONCURRENCY if _too_many(evidence.budget):
-            return None
         case Reason.NO_READY_REPLICA if evidence.arrival is not UNSET:
-            return DurationNs(max(NS_PER_S, evidence.arrival.p50_ns))
-        case (
-            Reason.CONCURRENCY
-            | Reason.SESSIONS
-            | Reason.TENANT_QUEUE_FULL
-            | Reason.NO_READY_REPLICA
-        ):
+            return at_least_a_second(evidence.arrival.p50_ns)
+        case Reason.TENANT_QUEUE_FULL | Reason.NO_READY_REPLICA:
             wait = predicted_wait(evidence, Wait.FAIR, nearest(evidence.replicas))
-            return DurationNs(max(NS_PER_S, wait))
+            return at_least_a_second(wait)
         case Reason.DEADLINE_QUEUE:
-            return DurationNs(max(NS_PER_S, -slack))
-        case Reason.GAP_BOUND | Reason.LENGTH_SHARE:
-            return DurationNs(NS_PER_S)
+            return at_least_a_second(-slack)
+        case Reason.LENGTH_SHARE:
+            return at_least_a_second(late)
+        case Reason.GAP_BOUND | Reason.TPOT_BOUND:
+            return at_least_a_second(until_shorter(evidence))
         case _:
-            return None
+            return balanced_after(reason, evidence.budget)
 
 
-def _too_many(facts: BudgetFacts) -> bool:
-    """Return whether more answers are asked for at once than the tenant may ever have."""
-    return facts.parallel_limit is not None and facts.branches > facts.parallel_limit
+def until_shorter(evidence: EntryEvidence) -> int:
+    """Return when enough of what makes the steps too long is over, at the replica where that is first.
+
+    Prefill in flight is over when it is computed. Streams end one after the other, all within the time
+    that an answer takes: so great a part of them must as their part of the step is too long.
+    """
+    soonest: int | None = None
+    for view in evidence.replicas:
+        excess = view.step_ns - _tightest(view, evidence.gap_ns)
+        excess = max(excess, view.mean_step_ns - view.mean_bound_ns)
+        streams = view.decode_extra_ns
+        share = min(max(0, excess), streams)
+        answer = evidence.demand.output_p50 * view.step_ns
+        ended = answer * share // streams if streams else 0
+        wait = max(view.prefill_left_ns, ended)
+        soonest = wait if soonest is None else min(soonest, wait)
+    return soonest or 0
 
 
 def nearest(views: tuple[ReplicaView, ...]) -> ReplicaView | None:

@@ -69,7 +69,10 @@ def forms(spec: LadderSpec, facts: LadderFacts) -> tuple[Form, ...]:
         )
         found.append(step)
     if lowest == LEVEL_MAX and spec.model is not None:
-        found.append(replace(step, level=LEVEL_MAX, model=ModelName(spec.model)))
+        caps = [one for one in (cap, facts.smaller_cap) if one is not None]
+        least = min(caps, default=None)
+        model = ModelName(spec.model)
+        found.append(replace(step, level=LEVEL_MAX, model=model, max_output=least))
     return tuple(found)
 
 

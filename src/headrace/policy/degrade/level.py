@@ -49,7 +49,7 @@ class Degrading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.is_short(seen):
             fitting = (nth for nth in range(seen.lowest) if self._fits(seen, nth, self.high))
             wanted = next(fitting, seen.lowest)
-            return max(wanted, min(at + seen.refused, seen.lowest))
+            return max(wanted, min(at + self._are_refused(seen), seen.lowest))
         return at - 1 if at and (self._recovered(seen) or self._may_try(seen)) else at
 
     def is_try(self, seen: Pressure) -> bool:
@@ -64,7 +64,15 @@ class Degrading(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def is_short(self, seen: Pressure) -> bool:
         """Return whether there are signs that not all can be served at this level."""
-        return seen.refused or seen.wait_ns > self.wait_ms * NS_PER_MS
+        return self._are_refused(seen) or seen.wait_ns > self.wait_ms * NS_PER_MS
+
+    def _are_refused(self, seen: Pressure) -> bool:
+        """Return whether refusals are such a sign.
+
+        One is chance while little comes in, as two long prompts at once; several are none.
+        """
+        at = min(seen.level, seen.lowest)
+        return seen.refused >= REFUSED or (seen.refused > 0 and not self._fits(seen, at, self.low))
 
     def is_calm(self, seen: Pressure) -> bool:
         """Return whether the level above its own would do as well."""
@@ -79,5 +87,5 @@ _DOUBLED = 5
 """So often at most: half an hour by default."""
 SETTLE_NS = DurationNs(5 * NS_PER_S)
 """A refusal sooner after a step down says nothing of the level: the queue is still that of the one before."""
-SIGN_NS = DurationNs(NS_PER_S)
-"""How long a refusal is a sign: classes are looked at once a second at least."""
+REFUSED, SIGN_NS = 3, DurationNs(10 * NS_PER_S)
+"""Refusals at one level that are looked at, and for how long each is a sign: as long as work is counted."""

@@ -1,8 +1,10 @@
 """How much deferred work may run now? As much as live traffic leaves over, found by trying.
 
 Additive increase, multiplicative decrease (Chiu and Jain 1989), as TCP finds its part of a link that it
-knows nothing of: one job more while nobody is in the way, half as many as soon as somebody is. Pure: a
-driver tells what it saw, and asks again some twenty times a second.
+knows nothing of: one job more while nobody is in the way, half as many as soon as somebody is. A live
+request that waits is in the way the second time that it is looked: a window that is closed for the length
+of a prompt says nothing of how many jobs run. Nothing is taken up meanwhile. Pure: a driver tells what it
+saw, and asks again some twenty times a second.
 """
 
 from typing import Annotated
@@ -41,6 +43,8 @@ class Pace(Struct, frozen=True, gc=False):
     """As many were."""
     disturbed: bool = False
     """Live traffic was in the way."""
+    waited: bool = False
+    """A live request waited for a replica."""
 
 
 class Room(Struct, frozen=True, gc=False):
@@ -74,11 +78,18 @@ class Leftover(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         taken up at all. It grows only where it was reached: jobs may have ended since.
         """
         short = seen.slack_ppm is not None and seen.slack_ppm < self.slack * MICRO
-        if seen.waiting or seen.refused or short:
-            limit = pace.limit
-            if not pace.disturbed:
+        waits = seen.waiting > 0
+        limit, disturbed = pace.limit, pace.disturbed
+        if seen.refused or short or (waits and pace.waited):
+            if not disturbed:
                 limit = max(1, min(limit, seen.running) // 2)
-            return Room(Pace(limit, disturbed=True), withdraw=bool(seen.waiting and seen.stuck))
+            disturbed = True
+        elif not waits:
+            disturbed = False
+        if waits or disturbed:
+            return Room(
+                Pace(limit, disturbed=disturbed, waited=waits), withdraw=waits and seen.stuck > 0
+            )
         if seen.stuck or not seen.open or not seen.more:
             return Room(Pace(min(pace.limit, self.at_once)))
         limit = min(pace.limit + pace.full, self.at_once)

@@ -4,6 +4,7 @@ Turns a request, a hardware profile and an output forecast into the one `Demand`
 reads. Decides nothing.
 """
 
+from headrace.model.budget import Take
 from headrace.model.demand import Demand
 from headrace.model.deployment import ModelSpec, PoolSpec
 from headrace.model.request import Request
@@ -64,4 +65,19 @@ def demand(
         model_revision=pool.revision,
         quantization=model.quantization,
         adapter=request.model if request.model in model.adapters else "",
+    )
+
+
+def take(
+    request: Request, model: ModelSpec, pool: PoolSpec, need: Demand, cap: Tokens | None = None
+) -> Take:
+    """Return what is reserved for a request: input plus the output its caller allows, else p90; p90 of work."""
+    output = need.output_p90
+    if request.max_output is not None:
+        output = output_limit(request, model, pool, cap)
+    branches = max(1, request.fan_out)
+    return Take(
+        tokens=Tokens((request.input_tokens + output) * branches),
+        work_ns=need.work_p90_ns,
+        micro_usd=model.cost(request.input_tokens, 0, output, branches),
     )

@@ -72,6 +72,7 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             input_margin=margin,
             input_revision=revision,
             prefix_tokens=Tokens(max(chunk, 1) if request.prefix_tokens else 0),
+            optional=_scaled(request, tokens) if request.optional else (),
         )
 
     def learn(self, state: Windows, model: ModelName, request: Request, tokens: int) -> None:
@@ -83,6 +84,14 @@ class InputPrediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if ratio <= _RATIO_MAX:
             groups = _groups(model, request.tenant, text, total)
             state.teach(groups, ratio, size=self.window, most=self.groups)
+
+
+def _scaled(request: Request, tokens: int) -> tuple[Tokens, ...]:
+    """Return what may be left out of a prompt that has so many tokens."""
+    before = max(1, request.input_tokens)
+    if before == tokens:
+        return request.optional
+    return tuple(Tokens(one * tokens // before) for one in request.optional)
 
 
 def _groups(model: ModelName, tenant: str, text: TextBytes, total: int) -> tuple[str, ...]:

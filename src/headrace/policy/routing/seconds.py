@@ -21,12 +21,13 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Predicted seconds; the smallest wins, ties go to who was used longest ago."""
 
     prefix_reliability: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    """Share of the expected prefix credit that counts. 0.9: caches evict unseen."""
+    """Share of a prefix expected cached that is counted on at a replica that has told nothing of its hits
+    yet; from then on, the share that was there of late. 0.9: caches evict unseen."""
     stale_ms: Annotated[float, Meta(ge=0, le=60_000)] = 500.0
     """Cost of a replica whose last report is too old: unknown is neither zero nor full."""
     candidates: Annotated[int, Meta(ge=1, le=64)] = 8
     """Cheapest replicas that are looked at in full."""
-    revision: str = "seconds-1"
+    revision: str = "seconds-2"
 
     def terms(self, view: ReplicaView, output: int, blocks: int, stale_after_ns: int) -> RouteTerms:
         """Return the cost of one replica for a request of `output` tokens and `blocks` KV blocks.
@@ -41,7 +42,7 @@ class Seconds(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             queue_ns=view.pending_prefill_ns,
             interference_ns=view.decode_extra_ns * output,
             kv_ns=view.step_ns * used // max(1, free_after),
-            prefix_credit_ns=int(view.prefix_credit_ns * self.prefix_reliability),
+            prefix_credit_ns=view.prefix_credit_ns,
             staleness_ns=round(self.stale_ms * NS_PER_MS) if stale else 0,
         )
 
@@ -79,7 +80,7 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
 
     (i) prefill behind the prompt at the engine's front stays within the window, or is zero: without
     one that waits there, a step would go without prefill at each first token; (ii) the step with the
-    newcomer holds the tightest running gap bound and its own; (iii) its reserved KV fits. An empty
+    newcomer holds the tightest running gap bound and its own, as the mean step does those on the mean; (iii) its reserved KV fits. An empty
     replica is open whatever its step takes: nobody is harmed and waiting would not help. A window
     without bound is open always: there the engine's own queue does the waiting.
     """
@@ -94,4 +95,4 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
     if view.behind_ns and view.behind_ns + view.prefill_ns > view.window_ns:
         return False
     tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
-    return view.step_ns <= tightest
+    return view.step_ns <= tightest and view.mean_step_ns <= view.mean_bound_ns
