@@ -70,6 +70,33 @@ WRONG = {
             )
         ],
     ),
+    "engines at addresses, which nobody can start": (
+        "profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "profile: h100-8b-tp1\n      scaling: {burst_horizon_s: 900}\n"
+            "  tenants:\n    - name: t\nupstreams: [{url: http://e, pool: p}]"
+        ),
+        [
+            (
+                "d:8: nobody can start or stop engines that are told of by their addresses "
+                "(`upstreams`): set `mode: advise`, or say in `groups` how they are started "
+                "at `$.deployment.pools[0].scaling.mode`"
+            )
+        ],
+    ),
+    "sleepers among processes, and groups of pools that have none": (
+        "profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "profile: h100-8b-tp1\n      scaling: {standby: 1}\n  tenants:\n    - name: t\n"
+            "groups:\n  - {pool: p, command: [run]}\n  - {pool: p, command: [run]}\n"
+            "  - {pool: q, command: [run]}"
+        ),
+        [
+            "d:8: processes cannot be put to sleep at `$.deployment.pools[0].scaling.standby`",
+            "d:13: how `p` is started is told twice at `$.groups[1].pool`",
+            "d:14: unknown pool `q` at `$.groups[2].pool`",
+        ],
+    ),
     "GPUs for fewer groups than are to be there": (
         "profile: h100-8b-tp1",
         "profile: h100-8b-tp1\n      scaling: {min: 2, max_gpus: 7, shape: {tp: 4}}",

@@ -225,7 +225,7 @@ def test_all_independent_faults_are_told_at_once() -> None:
         "d:14: expected `float` >= 0.0 at `$.server.drain_s` (got -1)",
         (
             "d:15: unknown field `foo` at `$` "
-            "(known: deployment, keys, server, upstreams, token_counts, admin, emulator, "
+            "(known: deployment, keys, server, upstreams, groups, token_counts, admin, emulator, "
             "journal, decision_log, jobs)"
         ),
     ]

@@ -29,8 +29,17 @@ class Actuator:
     def connect(self, listener: Listener) -> None:
         self.tell = listener
 
-    def start(self, name: ReplicaName, pool: PoolName) -> None:  # noqa: ARG002 - there is one
-        self.asked.append(("start", name))
+    def start(
+        self,
+        name: ReplicaName,
+        pool: PoolName,  # noqa: ARG002 - there is one
+        *,
+        standby: bool = False,
+    ) -> None:
+        self.asked.append(("sleeper" if standby else "start", name))
+
+    def wake(self, name: ReplicaName) -> None:
+        self.asked.append(("wake", name))
 
     def stop(self, name: ReplicaName) -> None:
         self.asked.append(("stop", name))
@@ -58,6 +67,7 @@ class Served:
         self.engines: list[str] = []
         self.specs: list[UpstreamSpec] = []
         self.draining: dict[str, Any] = {}
+        self.runs = False  # its plane hears nothing yet
 
     def join(self, spec: UpstreamSpec) -> None:
         assert spec.name is not None

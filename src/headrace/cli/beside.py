@@ -10,7 +10,7 @@ from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import resolve
 from headrace.config.schema import Settings
 from headrace.gateway.shadow import Beside, Shadow
-from headrace.policy.catalog import PlaneConfig, passing
+from headrace.policy.catalog import PlaneConfig, advising, passing
 
 
 def beside(
@@ -25,7 +25,7 @@ def beside(
         raise ConfigError([Fault(Origin("flag --shadow"), message)])
     given = settings.deployment
     if observe:
-        passed = replace(settings, deployment=passing(given))
+        passed = replace(settings, deployment=advising(passing(given)))
         named = "the configuration"
         return passed, Beside(config=given, name=named, observed=True, log=log, shown=shown)
     if shadow is not None:

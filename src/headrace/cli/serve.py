@@ -20,7 +20,8 @@ from headrace.cli.beside import beside, tell
 from headrace.cli.config import Sets, flags
 from headrace.cli.errors import FAILED, OK
 from headrace.cli.fileless import WHO, fileless
-from headrace.cli.local import local_settings, provided
+from headrace.cli.local import local_settings, state_folder
+from headrace.cli.local import provided as local_groups
 from headrace.config.errors import ConfigError, Fault, Origin
 from headrace.config.resolve import Resolved, resolve
 from headrace.config.schema import Settings
@@ -31,6 +32,7 @@ from headrace.gateway.collector import Collector
 from headrace.gateway.fleet import fitting
 from headrace.gateway.groups import Groups
 from headrace.gateway.handover import Heir, Succession
+from headrace.gateway.providing import provided
 from headrace.gateway.server import Gateway, listen
 from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
@@ -303,11 +305,12 @@ async def _serve(
     settings: Settings, socks: tuple[socket.socket, socket.socket | None], plan: _Plan
 ) -> tuple[bool, int | None]:
     """Serve; return whether that ended well, and the process that serves on."""
-    if not plan.local:
-        return await _serve_by(settings, socks, plan, None)
     clock = MonotonicClock(asyncio.get_running_loop())
-    async with provided(plan.local, clock, settings.server.drain_s) as groups:
-        return await _serve_by(settings, socks, plan, groups)
+    if plan.local:
+        async with local_groups(plan.local, clock, settings.server.drain_s) as groups:
+            return await _serve_by(settings, socks, plan, groups)
+    async with provided(settings, clock, state_folder()) as there:
+        return await _serve_by(settings, socks, plan, there)
 
 
 async def _serve_by(
@@ -363,6 +366,8 @@ def _described(pool: PoolSpec, settings: Settings, local: int) -> str:
     """Say what a pool consists of."""
     if local:
         return f"{local} llama.cpp here for {pool.model}"
+    if any(spec.pool == pool.name for spec in settings.groups):
+        return f"processes here for {pool.model}"
     real = sum(spec.pool == pool.name for spec in settings.upstreams)
     if real:
         engines = "engine at its address" if real == 1 else "engines at their addresses"

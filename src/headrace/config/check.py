@@ -13,7 +13,7 @@ from headrace.config.levers import levers
 from headrace.config.measured import envelopes
 from headrace.config.problem import Problem, warning
 from headrace.config.problem import unknown as _unknown
-from headrace.config.scaling import scaling
+from headrace.config.scaling import groups, scaling
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
 from headrace.model.deployment import (
@@ -446,9 +446,12 @@ def _token_counts(settings: Settings) -> Iterator[Problem]:
     )
     pools = {pool.name: pool.model for pool in settings.deployment.pools}
     real = {pools.get(upstream.pool) for upstream in settings.upstreams}
+    started = {one.pool for one in settings.groups}
     real |= {
-        pool.model for pool in settings.deployment.pools if not pool.replicas
-    }  # may come later
+        pool.model
+        for pool in settings.deployment.pools
+        if not pool.replicas or pool.name in started  # they come later
+    }
     for i, one in enumerate(spec.models):
         yield from _unknown(f"{at}[{i}].model", "model", one.model, models)
         if isinstance(one, EngineTokenizerSpec) and one.model in models and one.model not in real:
@@ -484,4 +487,5 @@ _QUESTIONS: tuple[Callable[[Settings], Iterator[Problem]], ...] = (
     _deferred,
     ladders,
     scaling,
+    groups,
 )

@@ -22,7 +22,7 @@ def levers(settings: Settings) -> Iterator[Problem]:
 def _steps(settings: Settings) -> Iterator[Problem]:
     plane, at = settings.deployment, "$.deployment.window.step_tokens"
     pools = {one.name: None for one in plane.pools}
-    real = {one.pool for one in settings.upstreams}
+    real = settings.real
     batching = settings.emulator.batching
     heeded = isinstance(batching, ChunkedPrefill) and batching.token_budget is None
     for name in plane.window.step_tokens:

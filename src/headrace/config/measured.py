@@ -12,7 +12,7 @@ from headrace.policy.envelopes import reading
 def envelopes(settings: Settings) -> Iterator[Problem]:
     """Warn of envelopes that fit nothing, and that came from the simulator where engines are real."""
     plane = settings.deployment
-    real = {one.pool for one in settings.upstreams}
+    real = settings.real
     for i, pool in enumerate(plane.pools):
         at = f"$.deployment.pools[{i}]"
         known = mixes(pool.envelopes)

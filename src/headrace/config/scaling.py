@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from headrace.config.problem import Problem, warning
+from headrace.config.problem import Problem, unknown, warning
 from headrace.config.schema import Settings
 from headrace.model.decision import Gate
 from headrace.model.deployment import Defer, PoolSpec
 from headrace.model.scaling_spec import Cover, Scaling
+from headrace.model.scaling_spec import Mode as Act
 from headrace.model.stages import ready_time
 from headrace.policy.admission.gates import Mode
 from headrace.units import to_seconds
@@ -17,9 +18,36 @@ def scaling(settings: Settings) -> Iterator[Problem]:
     for i, pool in enumerate(settings.deployment.pools):
         if pool.scaling is not None:
             at = f"$.deployment.pools[{i}].scaling"
+            yield from _startable(at, settings, pool, pool.scaling)
             yield from _room(at, pool, pool.scaling)
             yield from _bursts(at, pool, pool.scaling)
             yield from _covers(at, settings, pool.scaling)
+
+
+def groups(settings: Settings) -> Iterator[Problem]:
+    """Yield groups of processes of pools that are none, have addresses, or are told of twice."""
+    pools = {one.name: None for one in settings.deployment.pools}
+    placed, seen = {one.pool for one in settings.upstreams}, set[str]()
+    for i, spec in enumerate(settings.groups):
+        at = f"$.groups[{i}].pool"
+        yield from unknown(at, "pool", spec.pool, pools)
+        if spec.pool in placed:
+            yield Problem(path=at, message=f"`{spec.pool}` has engines at addresses (`upstreams`)")
+        if spec.pool in seen:
+            yield Problem(path=at, message=f"how `{spec.pool}` is started is told twice")
+        seen.add(spec.pool)
+
+
+def _startable(at: str, settings: Settings, pool: PoolSpec, spec: Scaling) -> Iterator[Problem]:
+    """Yield what nobody can start or stop, or put to sleep."""
+    if spec.mode is Act.ACT and pool.name in {one.pool for one in settings.upstreams}:
+        message = (
+            "nobody can start or stop engines that are told of by their addresses (`upstreams`): set "
+            "`mode: advise`, or say in `groups` how they are started"
+        )
+        yield Problem(path=f"{at}.mode", message=message)
+    if spec.standby and pool.name in {one.pool for one in settings.groups}:
+        yield Problem(path=f"{at}.standby", message="processes cannot be put to sleep")
 
 
 def _room(at: str, pool: PoolSpec, spec: Scaling) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from headrace.units import MIB
 Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
 KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}" + END, max_length=71)]
 _Host = Annotated[str, Meta(min_length=1, max_length=255)]
+_Word = Annotated[str, Meta(max_length=4_096)]
 
 
 class KeySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +169,29 @@ class UpstreamSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds between two tokens. 60: an engine that is silent for longer is stuck."""
 
 
+class GroupsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the replica groups of a pool are started: as processes on this machine. Then it has no emulated
+    ones; `replicas` of them are started at first, and more or fewer as the pool scales."""
+
+    pool: Name
+    """Whose groups they are."""
+    command: Annotated[tuple[_Word, ...], Meta(min_length=1, max_length=256)]
+    """The program and its arguments; in each, `{port}` is the group's port, `{rank}` a number from 0."""
+    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """What the engine calls the model. None: as the deployment does."""
+    kind: EngineKind | None = None
+    """Which software it is. None: found out once, as of upstreams."""
+    env: Annotated[dict[_Word, _Word], Meta(max_length=256)] = {}
+    """Added to the variables that a child gets of our own: paths, locale, devices."""
+    ranks: Annotated[int, Meta(ge=1, le=1_024)] = 1
+    """Processes of a group. The first of them listens."""
+    start_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+    """Seconds until one must be ready; else it gives back what it holds. 120: weights from a cold disk, and
+    a first token."""
+    stop_s: Annotated[float, Meta(gt=0, le=86_400)] = 10.0
+    """Seconds from being asked to end until it is made to."""
+
+
 class EmulatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the emulated replicas behave where profiles leave it open."""
 
@@ -296,6 +320,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerSpec = ServerSpec()
     upstreams: Annotated[tuple[UpstreamSpec, ...], Meta(max_length=10_000)] = ()
     """Real engines. None: every pool is emulated in process."""
+    groups: Annotated[tuple[GroupsSpec, ...], Meta(max_length=1_024)] = ()
+    """Pools whose engines are started here as processes. None: all others have addresses, or are emulated."""
     token_counts: TokenCountsSpec | None = None
     """Which prompts are counted by a tokenizer. None: all are estimated from their bytes."""
     admin: AdminSpec | None = None
@@ -306,3 +332,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File that gets one JSON line for each decision; none: no log."""
     jobs: JobsSpec | None = None
     """The queue of deferred requests. None: every request is answered at once."""
+
+    @property
+    def real(self) -> frozenset[str]:
+        """Pools whose engines are not emulated in process: they have addresses, or are started here."""
+        started = {spec.pool for spec in self.groups}
+        return frozenset(started | {spec.pool for spec in self.upstreams})

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Freeze(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /freeze`."""
+    """Body of `POST /freeze` and `POST /scale`."""
 
     frozen: bool = True
 
@@ -93,6 +93,8 @@ class Admin:
                 Route("/tenants", self._show_tenants),
                 Route("/keys", self._show_keys),
                 Route("/freeze", self._freeze, methods=["POST"]),
+                Route("/scale", self._show_scale, methods=["GET"]),
+                Route("/scale", self._freeze_scale, methods=["POST"]),
                 Route("/drain", self._drain, methods=["POST"]),
                 Route("/key/generate", self._key(keys.generate), methods=["POST"]),
                 Route("/key/update", self._key(keys.update), methods=["POST"]),
@@ -139,6 +141,10 @@ class Admin:
             await send(message)
 
         return last
+
+    def begin(self) -> None:
+        """Have what is frozen from the start be so for the plane too, now that it runs."""
+        self._steward.begin()
 
     @property
     def frozen(self) -> bool:
@@ -218,6 +224,9 @@ class Admin:
         taken = self._overview.take(self._metrics.labels(), frozen=self._steward.frozen)
         return _json(taken.state() if taken.small else await asyncio.to_thread(taken.state))
 
+    async def _show_scale(self, _: Request) -> Response:
+        return _json(self._overview.scale())
+
     async def _live(self, _: Request) -> Response:
         return _probe(health.live(self._driver))
 
@@ -245,6 +254,11 @@ class Admin:
         asked = await self._body(request, Freeze)
         self._steward.freeze(request.scope[_WHO], frozen=asked.frozen)
         return _json({"frozen": self._steward.frozen})
+
+    async def _freeze_scale(self, request: Request) -> Response:
+        asked = await self._body(request, Freeze)
+        self._steward.freeze_scale(request.scope[_WHO], frozen=asked.frozen)
+        return _json({"frozen": self._driver.plane.state.scale_frozen})
 
     async def _drain(self, request: Request) -> Response:
         await self._body(request, Nothing)

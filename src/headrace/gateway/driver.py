@@ -11,20 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 
 from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.flights import Flight, Flights
+from headrace.gateway.hand import Hand, Idle, opening
 from headrace.gateway.limits import turned_away
 from headrace.gateway.past import Past
 from headrace.gateway.roster import Roster
 from headrace.gateway.shadow import Shadow
 from headrace.gateway.stream import Cut, Done, Left, Stream
-from headrace.model.effect import (
-    Cancel,
-    Concluded,
-    Decided,
-    Dispatch,
-    Effect,
-    Fail,
-    Refuse,
-)
+from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
 from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
@@ -32,6 +25,7 @@ from headrace.model.event import (
     Ended,
     Event,
     FirstToken,
+    GroupTold,
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
@@ -41,6 +35,7 @@ from headrace.model.event import (
     RequestArrived,
     RequestDeferred,
     Restarted,
+    ScaleFrozen,
     ShutDown,
     TimerDue,
 )
@@ -54,7 +49,7 @@ from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.ports.clock import Clock, Timer
 from headrace.ports.engine import Ask, Call, Ending, EngineClient
 from headrace.ports.journal import Journal
-from headrace.units import NS_PER_MS, DurationNs, InstantNs, later, ms
+from headrace.units import NS_PER_MS, DurationNs, InstantNs, later, ms, sooner
 
 TICK_NS = DurationNs(100 * NS_PER_MS)
 """Progress of all streams is told at multiples of this, live and simulated alike."""
@@ -96,6 +91,8 @@ class Driver:
         self._concluded = concluded
         self.shadow = shadow
         """What decides beside the plane without effect, if anything does."""
+        self.hand: Hand = Idle()
+        """Who does with groups what the plane wants."""
         self._roster = Roster(engines)
         self._engines = self._roster.engines
         self._last = self.plane.state.now
@@ -168,8 +165,7 @@ class Driver:
 
     def defer(self, request: Request) -> None:
         """Tell of a request that was put aside, once; it is offered again as `deferred`."""
-        if self.broken is None:
-            self._post(RequestDeferred(request))
+        self._post(RequestDeferred(request))
 
     def leave(self, request: RequestId) -> None:
         """The caller is gone; a request that is over already has nobody to leave."""
@@ -189,11 +185,8 @@ class Driver:
 
     def down(self, engine: EngineClient) -> None:
         """Tell of a replica that is gone; the plane fails what it had."""
-        if self.broken is None:
-            lost = self._flights.shown_by(engine)
-            self._post(
-                ReplicaDown(replica=engine.name, incarnation=engine.incarnation, timings=lost)
-            )
+        lost = self._flights.shown_by(engine)
+        self._post(ReplicaDown(replica=engine.name, incarnation=engine.incarnation, timings=lost))
 
     def produced(self, attempt: AttemptId, data: bytes) -> None:
         """Pass an answer on; its first token is told to the plane, the rest counted for the tick."""
@@ -236,13 +229,11 @@ class Driver:
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass an engine's report on."""
-        if self.broken is None:
-            self._post(ReplicaReported(snapshot))
+        self._post(ReplicaReported(snapshot))
 
     def forgot(self, engine: EngineClient) -> None:
         """Tell of a replica whose cache is not what it was."""
-        if self.broken is None:
-            self._post(ReplicaForgot(replica=engine.name, incarnation=engine.incarnation))
+        self._post(ReplicaForgot(replica=engine.name, incarnation=engine.incarnation))
 
     # Its life ---------------------------------------------------------------------------------
 
@@ -257,10 +248,22 @@ class Driver:
             self._post(Restarted(self._epoch))
         if self.plane.state.revision != revision:
             self._configure(config, revision, source)
+        for event in opening(self.plane, self.hand, self._clock.wall()):
+            self._post(event)
         for engine in self._engines.values():
             engine.connect(self)
         self._poll()
         self._arm()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and neither stopped nor broken since."""
+        return self._poll_at is not None
+
+    def tell(self, event: GroupTold | ScaleFrozen) -> None:
+        """Tell of a group, or of an operator's wish; whoever does not run hears nothing."""
+        if self.runs:
+            self._post(event)
 
     def add(self, engine: EngineClient) -> None:
         """Take one more engine, of a name that is free; it serves once it says that it is up."""
@@ -271,9 +274,8 @@ class Driver:
     def drain(self, name: ReplicaName, done: Callable[[], None]) -> None:
         """Send an engine nothing new; `done` is called once nothing of ours runs there."""
         self._roster.leaving[name] = done
-        if self.broken is None:
-            life = self._engines[name].incarnation
-            self._post(ReplicaDraining(replica=name, incarnation=life))
+        life = self._engines[name].incarnation
+        self._post(ReplicaDraining(replica=name, incarnation=life))
 
     def remove(self, name: ReplicaName) -> None:
         """Let go of an engine; what still runs there ends with an error."""
@@ -291,8 +293,7 @@ class Driver:
         self._configure(config, revision, source)
 
     def _configure(self, config: PlaneConfig, revision: int, source: bytes) -> None:
-        told = canonical(config)
-        self._post(ConfigChanged(revision=revision, config=told, source=source))
+        self._post(ConfigChanged(revision=revision, config=canonical(config), source=source))
 
     def refuse_newcomers(self) -> None:
         """Let nobody in any more; who is in goes on."""
@@ -340,7 +341,9 @@ class Driver:
         return self._last
 
     def _post(self, event: Event) -> None:
-        """Have the plane take an event, now or after the one at hand."""
+        """Have the plane take an event, now or after the one at hand; a broken one takes none."""
+        if self.broken is not None:
+            return
         self._events.append(event)
         if self._running:
             return
@@ -385,7 +388,7 @@ class Driver:
             case Concluded():
                 self._conclude(effect)
             case _:
-                pass  # groups: nothing here provides any
+                self.hand.carry_out(effect)
 
     def _submit(self, effect: Dispatch) -> None:
         engine = self._engines[ReplicaName(effect.replica)]
@@ -454,11 +457,11 @@ class Driver:
         """Wake when the plane, the tick or the reports are due, whichever is first."""
         due = self._poll_at
         if due is not None:  # else it has stopped
-            due = _earlier(due, self.plane.next_timer())
-            due = _earlier(due, self._tick_at)
-            due = _earlier(due, self._flights.next_guess)
+            due = sooner(due, self.plane.next_timer())
+            due = sooner(due, self._tick_at)
+            due = sooner(due, self._flights.next_guess)
             if self.shadow is not None:
-                due = _earlier(due, self.shadow.next_timer())
+                due = sooner(due, self.shadow.next_timer())
         if due == self._due:
             return
         if self._timer is not None:
@@ -494,7 +497,3 @@ class Driver:
         self._tick_at = InstantNs((now // TICK_NS + 1) * TICK_NS) if self._flights else None
         if moved:
             self._post(ProgressTick(moved))
-
-
-def _earlier(one: InstantNs, other: InstantNs | None) -> InstantNs:
-    return one if other is None or one <= other else other

@@ -307,6 +307,32 @@ FAMILIES: dict[str, Family] = {
         _C,
         "Segments of earlier lives that could not be read at the start; absent without a journal.",
     ),
+    # Pools that scale: nothing of it where none does.
+    "scale_frozen": Family(_G, "1 if the number of groups is frozen, else 0."),
+    "desired_groups": Family(
+        _G, "Groups that were to serve, by the last decision: told, or advised.", ("pool",)
+    ),
+    "groups": Family(_G, "Groups that are there or were asked for.", ("pool", "standing")),
+    "group_gpus": Family(_G, "GPUs that groups hold, ready or not.", ("pool",)),
+    "group_gpu_seconds": Family(
+        _C, "GPU time that groups held, as each decision found it since the one before.", ("pool",)
+    ),
+    "group_starts": Family(
+        _C, "Starts that ended `ready`, and those that `failed`.", ("pool", "result")
+    ),
+    "group_drains": Family(_C, "Drains that ended with the group given back.", ("pool",)),
+    "group_drain_seconds": Family(_C, "How long these took, all together.", ("pool",)),
+    "scale_decisions": Family(
+        _C, "Decisions by what asked for most: a signal, or the `floor`.", ("pool", "reason")
+    ),
+    "scale_brakes": Family(
+        _C, "Decisions by what kept them from what was asked for.", ("pool", "brake")
+    ),
+    "scale_steps": Family(
+        _C,
+        "Groups that were to be asked for, woken, recalled, given up, drained.",
+        ("pool", "step"),
+    ),
     # Deferred requests: nothing of it where none are.
     "deferred_queued": Family(_G, "Deferred requests that wait in the store.", _WHO),
     "deferred_oldest_seconds": Family(

@@ -13,12 +13,14 @@ from operator import add
 from msgspec import Struct
 
 from headrace.gateway.labels import OTHER
+from headrace.gateway.scale import ScaleFeed
 from headrace.model.decision import Degrade, Gate, LetIn, Reason
 from headrace.model.effect import Concluded
 from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import ClassName, ReplicaName, RequestId, TenantId
 from headrace.model.meter import GAP_EDGES_NS
 from headrace.model.price import PriceSpec
+from headrace.model.scaling import ScaleRecord
 from headrace.policy.catalog import PlaneConfig
 from headrace.units import NS_PER_MS, NS_PER_S, InstantNs, ms, to_seconds
 
@@ -166,6 +168,8 @@ class Feed:
         """Requests let in beyond a soft limit, by tenant and budget."""
         self.left_out: Counter[tuple[TenantId, ClassName]] = Counter()
         """Optional parts left out of requests let in, by tenant and class."""
+        self.scale = ScaleFeed()
+        """What the scaler decided."""
         self._prices = prices or {}
         self.spend: Counter[tuple[str, str]] = Counter()
         """Micro-dollars paid to hosted engines, by tenant and model."""
@@ -181,6 +185,10 @@ class Feed:
 
     def decided(self, record: DecisionRecord) -> None:
         """Count a decision; keep how long the first token of one let in may take."""
+        if isinstance(record, ScaleRecord):
+            self.decisions["scale"] += 1
+            self.scale.decided(record)
+            return
         if not isinstance(record, EntryRecord):
             self.decisions["route"] += 1
             return
@@ -203,6 +211,10 @@ class Feed:
             left_out = 0 if kept is None else optional - kept
             if left_out > 0:
                 self.left_out[record.tenant, record.tenant_class] += left_out
+        self._warned(record, decision)
+
+    def _warned(self, record: EntryRecord, decision: LetIn) -> None:
+        """Count the soft limits that one went beyond, and the gates in audit mode that minded."""
         for budget in decision.over_soft:
             self.over_soft[record.tenant, budget] += 1
         named = record.tenant_class if record.tenant_class in self.classes else OTHER

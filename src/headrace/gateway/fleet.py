@@ -52,12 +52,13 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
     Their incarnations are above `last`, and never the same.
     """
     config = settings.deployment
+    started = {spec.pool for spec in settings.groups}  # as processes, when they are ready
     found: list[EngineClient] = []
     for pool in config.pools:
         given = [spec for spec in settings.upstreams if spec.pool == pool.name]
         for nth, spec in enumerate(given):
             found.append(_remote(spec, pool, nth, clock, last + (len(found) + 1 << LIVES_BITS)))
-        if not given:
+        if not given and pool.name not in started:
             found += _emulated(
                 config.window.stepped(pool), settings.emulator, len(found), clock, last
             )
@@ -81,6 +82,14 @@ def joining(settings: Settings, spec: UpstreamSpec, clock: Clock, last: int) -> 
     return _remote(spec, pool, 0, clock, last, proven=spec.kind is not None)
 
 
+def hosted(
+    config: PlaneConfig, spec: EmulatorSpec, name: ReplicaName, pool: PoolName, clock: Clock, last: int
+) -> EngineClient:  # fmt: skip
+    """Return one more emulated engine of a pool; its life is above `last`."""
+    (found,) = (one for one in config.pools if one.name == pool)
+    return _emulated_one(name, config.window.stepped(found), spec, Incarnation(last + 1), clock)
+
+
 def prices(settings: Settings) -> dict[ReplicaName, PriceSpec]:
     """Return what each hosted engine charges."""
     return {
@@ -100,18 +109,30 @@ def _emulated(
 ) -> Iterator[InProcessEngine]:
     for nth in range(pool.replicas):
         serial = before + nth + 1
-        replica = Replica(
-            ReplicaName(f"{pool.name}-{nth}"),
-            Incarnation(last + serial),
-            pool.profile,
-            spec.batching,
-            ordering=spec.ordering,
-            noise_seed=spec.seed + serial,
-            noise_ppm=spec.noise_ppm(),
-            offers=spec.preemption,
-        )
-        made = EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed))
-        yield InProcessEngine(made, clock)
+        name, life = ReplicaName(f"{pool.name}-{nth}"), Incarnation(last + serial)
+        yield _emulated_one(name, pool, spec, life, clock, noise=serial)
+
+
+def _emulated_one(
+    name: ReplicaName,
+    pool: PoolSpec,
+    spec: EmulatorSpec,
+    life: Incarnation,
+    clock: Clock,
+    noise: int | None = None,
+) -> InProcessEngine:
+    replica = Replica(
+        name,
+        life,
+        pool.profile,
+        spec.batching,
+        ordering=spec.ordering,
+        noise_seed=spec.seed + (life if noise is None else noise),
+        noise_ppm=spec.noise_ppm(),
+        offers=spec.preemption,
+    )
+    made = EmulatedEngine(replica, PoolName(pool.name), clock, lengths(spec.seed))
+    return InProcessEngine(made, clock)
 
 
 def _remote(

@@ -1,21 +1,45 @@
 """Keeps a gateway's engines in step with the groups that an actuator provides.
 
 A group that is ready becomes an engine; one that is to go is drained first, by the plane's own ledger
-and up to a deadline, and only then stopped. How many there should be is somebody else's question.
+and up to a deadline, and only then stopped. How many there should be is somebody else's question: of
+pools that scale it is the plane's, which is told of every group and whose wishes are carried out here.
 """
 
 import asyncio
+from collections import Counter
+from functools import partial
 
 from headrace.config.schema import UpstreamSpec
 from headrace.gateway.overview import GroupState
 from headrace.gateway.server import Gateway
+from headrace.model import stages
+from headrace.model.effect import (
+    AskGroup,
+    DrainGroup,
+    Effect,
+    RecallGroup,
+    StopGroup,
+    WakeGroup,
+)
+from headrace.model.event import GroupTold
+from headrace.model.group import GroupStep
 from headrace.model.ids import PoolName, ReplicaName
-from headrace.ports.actuator import OVER, Actuator, GroupEvent, Stage, stage_seconds
+from headrace.ports.actuator import OVER, Actuator, Group, GroupEvent, Stage, stage_seconds
 from headrace.ports.clock import Clock, Timer
-from headrace.units import DurationNs, elapsed, later, to_seconds
+from headrace.units import DurationNs, InstantNs, elapsed, later, to_seconds
 
 FAILED_KEPT = 100
 """Groups that were refused or given up, and are told of all the same: the last ones."""
+
+
+_PART = {
+    Stage.ASKED: stages.Stage.PROVISION,
+    Stage.PLACED: stages.Stage.IMAGE,
+    Stage.LISTENING: stages.Stage.WEIGHTS,
+    Stage.HEALTHY: stages.Stage.WEIGHTS,
+    Stage.LOADED: stages.Stage.WARM,
+}
+"""The part of a start that a group is in which has come to a stage, if it does not tell it more exactly."""
 
 
 class _Going:
@@ -50,10 +74,15 @@ class Groups:
         """Hear of an actuator's groups; `drain_ns`: what streams get to finish before a stop."""
         self._actuator, self._clock, self._drain_ns = actuator, clock, drain_ns
         self._gateway: Gateway | None = None
-        self._ready: dict[ReplicaName, UpstreamSpec] = {}
+        self._ready: dict[ReplicaName, Group] = {}
         self._rising: dict[ReplicaName, asyncio.Future[GroupEvent]] = {}
         self._going: dict[ReplicaName, _Going] = {}
         self._told: dict[ReplicaName, _Told] = {}
+        self._draining: dict[ReplicaName, InstantNs] = {}
+        self.drains: Counter[PoolName] = Counter()
+        """Drains that the plane had carried to their end, by pool."""
+        self.drain_ns: Counter[PoolName] = Counter()
+        """How long they took, all together."""
         actuator.connect(self._heard)
 
     @property
@@ -84,20 +113,22 @@ class Groups:
     def attach(self, gateway: Gateway) -> None:
         """Serve by what is ready, and by what will be."""
         self._gateway = gateway
-        gateway.groups = self.states
-        for spec in self._ready.values():
-            gateway.join(spec)
+        gateway.groups, gateway.driver.hand = self.states, self
+        for group in self._ready.values():
+            _serve_by(gateway, group)
 
     def detach(self) -> None:
         """Tell the gateway nothing any more: it ends."""
         self._gateway = None
 
-    def grow(self, name: ReplicaName, pool: PoolName) -> "asyncio.Future[GroupEvent]":
+    def grow(
+        self, name: ReplicaName, pool: PoolName, *, standby: bool = False
+    ) -> "asyncio.Future[GroupEvent]":
         """Ask for one more group; return what ends the wait for it: that it is ready, or over."""
         self._told.pop(name, None)
         self._told[name] = _Told(pool)
         risen = self._rising[name] = asyncio.get_running_loop().create_future()
-        self._actuator.start(name, pool)
+        self._actuator.start(name, pool, standby=standby)
         return risen
 
     def shrink(self, name: ReplicaName) -> "asyncio.Future[GroupEvent]":
@@ -116,13 +147,87 @@ class Groups:
                 self._gateway.driver.drain(name, lambda: self._actuator.stop(name))
         return going.gone
 
+    # What the plane wants, and is told ----------------------------------------------------------
+
+    def listing(self) -> tuple[GroupTold, ...]:
+        """Return all groups that there are, of pools that scale."""
+        found = (
+            self._news(told.pool, told.events[-1])
+            for told in self._told.values()
+            if told.events and not told.over
+        )
+        return tuple(news for news in found if news is not None)
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do what the plane wants of groups.
+
+        A drain is its own: it closes the replica, and asks for the stop once nothing runs there.
+        """
+        match effect:
+            case AskGroup():
+                self.grow(effect.group, effect.pool, standby=effect.standby)
+            case WakeGroup():
+                self._actuator.wake(effect.group)
+            case DrainGroup():
+                self._draining[effect.group] = self._clock.now()
+            case RecallGroup():
+                self._draining.pop(effect.group, None)
+            case StopGroup():  # not at once: the engine itself may be telling the news that led to it
+                stop = partial(self._stop, effect.group, effect.pool)
+                self._clock.call_at(self._clock.now(), stop)
+            case _:
+                pass
+
+    def _stop(self, name: ReplicaName, pool: PoolName) -> None:
+        """Give a group back that the plane has done with; of a configured engine, the engine."""
+        since = self._draining.pop(name, None)
+        if since is not None:
+            self.drains[pool] += 1
+            self.drain_ns[pool] += elapsed(since, self._clock.now())
+        if self._gateway is None:
+            return  # it has ended since
+        driver = self._gateway.driver
+        if any(group.name == name for group in self._actuator.groups()):
+            self._actuator.stop(name)
+        elif any(engine.name == name for engine in driver.engines):
+            driver.remove(name)
+        else:
+            driver.tell(GroupTold(group=name, pool=pool, step=GroupStep.STOPPED, gpus=0))
+
+    def _tell(self, event: GroupEvent) -> None:
+        told = self._told.get(event.group)
+        if told is not None and self._gateway is not None and self._gateway.driver.runs:
+            news = self._news(told.pool, event)
+            if news is not None:
+                self._gateway.driver.tell(news)
+
+    def _news(self, pool: PoolName, event: GroupEvent) -> GroupTold | None:
+        """Return what the plane is told of a group; None: its pool does not scale."""
+        assert self._gateway is not None, "attach first"
+        facts = self._gateway.driver.plane.settings.scaled.get(pool)
+        if facts is None:
+            return None
+        group = next((one for one in self._actuator.groups() if one.name == event.group), None)
+        step = GroupStep.COMING if event.stage in _PART else GroupStep(event.stage)
+        return GroupTold(
+            group=event.group,
+            pool=pool,
+            step=step,
+            gpus=0 if group is None else facts.gpus * group.running // group.ranks,
+            stage=event.step or _PART.get(event.stage),
+        )
+
+    # What the actuator tells --------------------------------------------------------------------
+
     def _heard(self, event: GroupEvent) -> None:
+        """Keep what is told; a replica is announced after its group, and goes before it."""
         name, over = event.group, event.stage in OVER
+        if over or event.stage in (Stage.LOST, Stage.STOPPING):
+            self._leave(name)
+        self._tell(event)
         self._note(event)
         if event.stage is Stage.READY:
             self._join(name)
-        elif over or event.stage in (Stage.LOST, Stage.STOPPING):
-            self._leave(name)
         if event.stage is Stage.LOST and name in self._going:
             self._actuator.stop(name)  # it is not to come back
         if event.stage is Stage.READY or over:
@@ -146,15 +251,25 @@ class Groups:
 
     def _join(self, name: ReplicaName) -> None:
         (group,) = (one for one in self._actuator.groups() if one.name == name)
-        spec = self._ready[name] = UpstreamSpec(
-            url=group.url, pool=group.pool, name=name, kind=group.kind
-        )
+        self._ready[name] = group
         if self._gateway is not None:
-            self._gateway.join(spec)
+            _serve_by(self._gateway, group)
 
     def _leave(self, name: ReplicaName) -> None:
         if self._ready.pop(name, None) is not None and self._gateway is not None:
             self._gateway.driver.remove(name)
+
+
+def _serve_by(gateway: Gateway, group: Group) -> None:
+    """Have a gateway serve by a group that is ready; one without an address is emulated in it."""
+    if not group.url:
+        gateway.host(group.name, group.pool)
+        return
+    gateway.join(
+        UpstreamSpec(
+            url=group.url, pool=group.pool, name=group.name, kind=group.kind, model=group.model
+        )
+    )
 
 
 def _settle(future: "asyncio.Future[GroupEvent] | None", event: GroupEvent) -> None:

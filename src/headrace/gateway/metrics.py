@@ -24,8 +24,10 @@ from headrace.gateway.jobs.clerk import Clerk
 from headrace.gateway.jobs.office import Office
 from headrace.gateway.labels import OTHER, SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import Queues, fleet, waiting
+from headrace.gateway.scale import standings
 from headrace.model.engine import Snapshot
 from headrace.model.ids import ModelName
+from headrace.model.scaling import Standing
 from headrace.model.slo import FORMULA_REVISION
 from headrace.plane.accounts import Served, Tally
 from headrace.plane.machine import Resolved
@@ -167,6 +169,7 @@ class Metrics:
         self._replicas(sheet, now)
         self._process(sheet)
         self._shadow(sheet)
+        self._scale(sheet)
         self._jobs(sheet, labels)
         return Taken(
             sheet=sheet,
@@ -356,6 +359,31 @@ class Metrics:
         sheet.put("shadow_running", shadow.broken is None)
         for verdicts, count in shadow.found.verdicts.items():
             sheet.put("shadow_decisions", count, *verdicts)
+
+    def _scale(self, sheet: Sheet) -> None:
+        """Show the groups of pools that scale."""
+        state, feed, hand = self._driver.plane.state, self._feed.scale, self._driver.hand
+        if state.pools:
+            sheet.put("scale_frozen", state.scale_frozen)
+        for pool, books in state.pools.items():
+            there = standings(self._driver, pool)
+            for standing in Standing:
+                sheet.put("groups", there[standing], pool, standing)
+            sheet.put("group_gpus", sum(one.gpus for one in books.groups.values()), pool)
+            sheet.put("group_gpu_seconds", to_seconds(feed.gpu_ns[pool]), pool)
+            sheet.put("group_starts", books.risen, pool, "ready")
+            sheet.put("group_starts", books.failed, pool, "failed")
+            sheet.put("group_drains", hand.drains[pool], pool)
+            sheet.put("group_drain_seconds", to_seconds(hand.drain_ns[pool]), pool)
+        for pool, records in feed.last.items():
+            sheet.put("desired_groups", records[-1].decision.desired, pool)
+        for family, counts in (
+            ("scale_decisions", feed.reasons),
+            ("scale_brakes", feed.brakes),
+            ("scale_steps", feed.steps),
+        ):
+            for who, count in counts.items():
+                sheet.put(family, count, *who)
 
     def _jobs(self, sheet: Sheet, labels: Labels) -> None:
         """Show deferred requests; tenants and classes without an own label are added up."""

@@ -14,6 +14,7 @@ from headrace.gateway.feed import Feed, Rates
 from headrace.gateway.jobs.office import JobsState, Office
 from headrace.gateway.labels import SMALL_BYTES, Labels, kept, opened
 from headrace.gateway.reading import fleet, waiting
+from headrace.gateway.scale import ScaleState, scale_state
 from headrace.model.effect import Concluded
 from headrace.plane.accounts import Tally
 from headrace.ports.clock import Clock
@@ -194,6 +195,10 @@ class Overview:
             jobs=None if self._jobs is None else self._jobs.state(),
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
+
+    def scale(self) -> ScaleState:
+        """Return how the pools stand that scale, and what was decided of them lately."""
+        return scale_state(self._driver, self._feed.scale, self._clock.now())
 
     def _queues(self, now: InstantNs) -> list[QueueState]:
         levels = {

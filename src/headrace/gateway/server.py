@@ -25,7 +25,7 @@ from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
-from headrace.gateway.fleet import LIVES_BITS, engines, joining, prices
+from headrace.gateway.fleet import LIVES_BITS, engines, hosted, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
 from headrace.gateway.jobs.office import office, working
 from headrace.gateway.overview import GroupState
@@ -35,7 +35,8 @@ from headrace.gateway.steward import Reread
 from headrace.gateway.tokenizers import counting
 from headrace.gateway.traffic import Server
 from headrace.model.effect import Concluded
-from headrace.model.ids import RequestId, TenantId
+from headrace.model.event import ScaleFrozen
+from headrace.model.ids import PoolName, ReplicaName, RequestId, TenantId
 from headrace.policy.catalog import PlaneConfig, canonical, digest
 from headrace.units import MIB
 
@@ -72,7 +73,7 @@ def _tell_dropped(what: str, dropped: int) -> None:
 def _refuse_fan_out(settings: Settings) -> None:
     """Refuse several answers a request where no engine is there that would give them."""
     config = settings.deployment
-    real = {spec.pool for spec in settings.upstreams}
+    real = settings.real
     emulated = {pool.model for pool in config.pools if pool.name not in real}
     faults = [
         Fault(
@@ -159,6 +160,7 @@ class Gateway:
     _admin_server: AdminServer | None = None
     _aside = False  # another process may have listeners and record
     _joined = 0
+    _was_frozen = False  # the scale, before this process stood aside
 
     def __init__(
         self,
@@ -240,7 +242,7 @@ class Gateway:
                 accepting()
 
         self.server.on_accepting = let_in
-        self.driver.start(self._config, self._revision, self._source)
+        self.begin()
         try:
             async with _answering(self._admin_server, admin_sock), working(self.jobs):
                 await self.server.serve(sockets=[sock])
@@ -251,11 +253,24 @@ class Gateway:
             self._close()
         return self.driver.broken is None
 
+    def begin(self) -> None:
+        """Have the plane go on or begin, and the engines announced."""
+        self.driver.start(self._config, self._revision, self._source)
+        if self.admin is not None:
+            self.admin.begin()
+
     def join(self, spec: UpstreamSpec) -> None:
         """Serve by one more engine, of a name that no other has; see `driver.drain` and `remove`."""
+        self.driver.add(joining(self._settings, spec, self._clock, self._next_life()))
+
+    def host(self, name: ReplicaName, pool: PoolName) -> None:
+        """Serve by one more emulated engine, as `join` does."""
+        config, spec = self.driver.plane.settings.config, self._settings.emulator
+        self.driver.add(hosted(config, spec, name, pool, self._clock, self._next_life()))
+
+    def _next_life(self) -> int:
         self._joined += 1
-        last = self._first_life + (_JOINED + self._joined << LIVES_BITS)
-        self.driver.add(joining(self._settings, spec, self._clock, last))
+        return self._first_life + (_JOINED + self._joined << LIVES_BITS)
 
     def stop(self) -> None:
         """Have `serve` end: newcomers are refused, who is in may finish within the drain time."""
@@ -294,6 +309,7 @@ class Gateway:
             self.admin.stand_aside(aside=True)
             self._admin_server.hang_up()
         self.driver.unrecord()
+        self._scale_aside(aside=True)
         if self._kept is not None:
             self._kept.close()
         if self._log is not None:
@@ -314,11 +330,20 @@ class Gateway:
                 _log.warning("the journal ends here: %s", error)
             else:
                 self.driver.record(self._kept, resumed=True)
+        self._scale_aside(aside=False)
         if self._log is not None:
             self._log.go_on()
         for server, sock in zip((self.server, self._admin_server), self.socks, strict=True):
             if server is not None and sock is not None:
                 await server.startup(sockets=[sock])
+
+    def _scale_aside(self, *, aside: bool) -> None:
+        """Leave the number of groups to whoever serves on; unrecorded, so that they do not inherit it."""
+        plane = self.driver.plane
+        if aside:
+            self._was_frozen = plane.state.scale_frozen
+        if plane.settings.scaled and not self._was_frozen:
+            self.driver.tell(ScaleFrozen(aside))
 
     def bow_out(self) -> None:
         """End, now that another process has both: who is in may finish within the drain time."""

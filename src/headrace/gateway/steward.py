@@ -28,6 +28,7 @@ from headrace.gateway.wanted import (
     same_policy,
     with_policy,
 )
+from headrace.model.event import ScaleFrozen
 from headrace.policy.catalog import PlaneConfig, canonical, digest
 from headrace.ports.clock import Clock
 
@@ -41,6 +42,7 @@ FIXED = (
     "server",
     "admin",
     "upstreams",
+    "groups",
     "token_counts",
     "emulator",
     "journal",
@@ -207,7 +209,31 @@ class Steward:
         self.ready()
         if frozen is not self.frozen:
             self.frozen = frozen
+            self._scale(frozen=frozen)
             self._note(who, "freeze" if frozen else "thaw", {"frozen": (not frozen, frozen)})
+
+    def freeze_scale(self, who: str, *, frozen: bool) -> None:
+        """Have all pools stay as they are, or scale again; what is going up or down goes on."""
+        self.ready()
+        if self.frozen and not frozen:
+            raise ChangeRefusedError(409, "frozen", "All is frozen; thaw with POST /freeze.")
+        if not self._driver.plane.settings.scaled:
+            raise ChangeRefusedError(409, "nothing_scales", "No pool is configured to scale.")
+        if frozen is not self._driver.plane.state.scale_frozen:
+            self._scale(frozen=frozen)
+            what = "scale freeze" if frozen else "scale thaw"
+            self._note(who, what, {"scale_frozen": (not frozen, frozen)})
+
+    def begin(self) -> None:
+        """Freeze the scale with all else, if that was so in the process before."""
+        if self.frozen:
+            self._scale(frozen=True)
+
+    def _scale(self, *, frozen: bool) -> None:
+        """Tell the plane, whose own the scale is, and who keeps it through a restart."""
+        plane = self._driver.plane
+        if plane.settings.scaled and frozen is not plane.state.scale_frozen:
+            self._driver.tell(ScaleFrozen(frozen))
 
     def drain(self, who: str) -> None:
         """Refuse newcomers from here on; who is in goes on. Only a restart ends it."""

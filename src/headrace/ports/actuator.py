@@ -33,6 +33,8 @@ class Stage(StrEnum):
     """It has its model."""
     READY = "ready"
     """It made a token that somebody asked for: the only proof that it serves."""
+    ASLEEP = "asleep"
+    """It could serve within seconds of being woken."""
     LOST = "lost"
     """All of it is gone though nobody asked: a rank ended, or it was not ready in time. It is over,
     unless `PLACED` follows: then it was started again."""
@@ -57,12 +59,15 @@ class GroupEvent(Struct, frozen=True, kw_only=True):
     at: InstantNs
     why: str = ""
     """For people; no part of anybody's request is in it."""
+    step: str = ""
+    """Which part of a start it is in, as in `model.stages`, where more is known than the stage says."""
 
 
-def stage_seconds(events: Sequence[GroupEvent]) -> dict[Stage, float]:
+def stage_seconds(events: Sequence[GroupEvent]) -> dict[str, float]:
     """Return how long each stage of one life took since the one before it; they add up to the whole."""
     return {
-        after.stage: to_seconds(elapsed(before.at, after.at)) for before, after in pairwise(events)
+        after.step or after.stage: to_seconds(elapsed(before.at, after.at))
+        for before, after in pairwise(events)
     }
 
 
@@ -74,9 +79,11 @@ class Group(Struct, frozen=True, kw_only=True):
     stage: Stage
     """Where its present life is."""
     url: str
-    """Where it listens, or will."""
+    """Where it listens, or will. Empty: it is emulated in this process."""
     kind: EngineKind | None = None
     """Which software it is; None: whoever talks to it finds out."""
+    model: str | None = None
+    """What it calls its model. None: as the deployment does."""
     ranks: int
     """How many processes it consists of."""
     running: int
@@ -94,8 +101,12 @@ class Actuator(Protocol):
         """Say who listens, before anything else."""
         ...
 
-    def start(self, name: ReplicaName, pool: PoolName) -> None:
-        """Ask for a group by a name that is free."""
+    def start(self, name: ReplicaName, pool: PoolName, *, standby: bool = False) -> None:
+        """Ask for a group by a name that is free; `standby`: it is to sleep once it could serve."""
+        ...
+
+    def wake(self, name: ReplicaName) -> None:
+        """Have a standby group serve, asleep or on its way there."""
         ...
 
     def stop(self, name: ReplicaName) -> None:

@@ -57,6 +57,11 @@ def later(instant: InstantNs, duration: int) -> InstantNs:
     return InstantNs(instant + duration)
 
 
+def sooner(one: InstantNs, other: InstantNs | None) -> InstantNs:
+    """Return the earlier of two instants; None is never."""
+    return one if other is None or one <= other else other
+
+
 def ms(milliseconds: float) -> DurationNs:
     """Return a duration given in milliseconds, rounded once to whole nanoseconds."""
     return DurationNs(round(milliseconds * NS_PER_MS))

@@ -104,12 +104,16 @@ class ProcessActuator:
         """Say who listens."""
         self._listener = listener
 
-    def start(self, name: ReplicaName, pool: PoolName) -> None:
+    def start(self, name: ReplicaName, pool: PoolName, *, standby: bool = False) -> None:
         """Start a group of a pool that has a recipe."""
         assert name not in self._held, f"{name} is there"
+        assert not standby, "a process has no sleep; the configuration is checked for that"
         held = self._held[name] = _Held(name, pool, self._recipes[pool])
         self._tell(held, Stage.ASKED)
         held.task = asyncio.get_running_loop().create_task(self._keep(held))
+
+    def wake(self, name: ReplicaName) -> None:
+        """Do nothing: none sleeps."""
 
     def stop(self, name: ReplicaName) -> None:
         """End a group's processes: asked first, then made to."""
@@ -127,6 +131,7 @@ class ProcessActuator:
                 stage=held.stage,
                 url=f"http://{HOST}:{held.port}",
                 kind=held.recipe.kind,
+                model=held.recipe.model,
                 ranks=held.recipe.ranks,
                 running=0 if held.ranks is None else held.ranks.running,
             )
