@@ -1,6 +1,10 @@
 """Engine processes that the scaler starts and gives back under load, and nobody's request fails."""
 
 import asyncio
+import json
+import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +15,7 @@ from openai import AsyncOpenAI
 
 from headrace.adapters.actuators.process.actuator import Recipe
 from headrace.config.schema import GroupsSpec, ServerSpec, Settings
+from headrace.gateway.auth import key_hash
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.providing import provided
 from headrace.gateway.server import Gateway, listen
@@ -20,11 +25,12 @@ from headrace.model.ids import PoolName
 from headrace.model.scaling_spec import Scaling
 from headrace.model.slo import Outcome
 from headrace.plane.scale_state import Offers
-from tests.e2e.test_groups import HELLO, emulated, real
+from tests.e2e.test_groups import COMMAND, HELLO, emulated, real
+from tests.e2e.test_handover import KEY, SERVE, Served, ended, served, written
 from tests.gateway.scaled import TIMES
 from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, keys
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.service]
+pytestmark = pytest.mark.service
 PATIENCE_S = 180.0
 QUICK = Scaling(
     max=3, times=TIMES, tick_s=0.5, in_window_s=3.0, cancel_window_s=2.0, min_life_s=1.0,
@@ -98,6 +104,7 @@ async def scene(folder: Path, recipe: Recipe, each: float) -> AsyncIterator[Scen
             assert_books_closed(gateway.driver.plane)
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("recipe", "callers", "each"),
     [pytest.param(emulated, 8, 0.002, id="emulated"), pytest.param(real, 4, 0.0005, id="llamacpp")],
@@ -130,3 +137,73 @@ async def test_the_scaler_goes_from_one_to_three_and_back_and_no_request_fails(
         asked = sum(load.result() for load in (*loads, last))
         assert len(made.rows) == asked
         assert {row.outcome for row in made.rows} == {Outcome.SUCCESS}
+
+
+STARTED = {
+    "pool": "p",
+    "command": [sys.executable, "-c", COMMAND, "engine", "--port", "{port}", "--model", "m"],
+    "kind": "emulated",
+}
+ONE_POOL = {
+    "models": [{"name": "m"}],
+    "pools": [
+        {
+            "name": "p",
+            "model": "m",
+            "profile": "h100-8b-tp1",
+            "replicas": 2,
+            "scaling": {"min": 2, "max": 3, "tick_s": 1.0},
+        }
+    ],
+    "tenants": [{"name": "free"}],
+}
+
+
+def ready(front: Served) -> list[str]:
+    """Wait until two groups are ready; return their names."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        (pool,) = json.loads(front.told("/scale"))["pools"]
+        found = sorted(one["group"] for one in pool["groups"] if one["standing"] == "ready")
+        if len(found) == len(pool["groups"]) == 2:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(front.told("/scale"))
+
+
+def configured(folder: Path) -> str:
+    key = {"name": "free", "tenant": "free", "hash": key_hash(f"{KEY}free")}
+    return str(written(folder, deployment=ONE_POOL, groups=[STARTED], keys=[key]))
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def test_groups_of_a_killed_gateway_end_and_the_next_one_starts_its_own(tmp_path: Path) -> None:
+    path = configured(tmp_path)
+    with served(SERVE, path) as first:
+        assert ready(first) == ["p-0", "p-1"]
+        assert first.ask() == 200
+        children = engines_of(first.pids[0])
+        assert len(children) == 2
+        first.process.send_signal(signal.SIGKILL)
+        assert all(ended(pid) for pid in children)
+    with served(SERVE, path) as second:
+        assert ready(second) == ["p-0", "p-1"]
+        assert second.ask() == 200
+
+
+def test_a_successor_takes_over_with_groups_that_are_ready(tmp_path: Path) -> None:
+    with served(SERVE, configured(tmp_path)) as front:
+        ready(front)
+        front.hand_over()
+        assert front.ask() == 200, "its groups were ready before it took over"
+        assert ready(front) == ["p-0", "p-1"]
+
+
+def engines_of(pid: int) -> list[int]:
+    """Return the engine processes of a gateway."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]

@@ -17,6 +17,7 @@ from headrace.config.schema import EmulatorSpec, JournalSpec, KeySpec, ServerSpe
 from headrace.gateway.auth import key_hash, minted
 from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
+from headrace.gateway.providing import give
 from headrace.gateway.server import Gateway, listen
 from headrace.load.caller import Answer, Place
 from headrace.load.lag import LoopLag
@@ -104,6 +105,7 @@ async def _both(
     clock = MonotonicClock(loop)
     ended: list[Concluded] = []
     gateway = Gateway(settings, clock, concluded=ended.append)
+    give(settings, clock, gateway)
     prepare(gateway)
     serving = loop.create_task(gateway.serve(sock))
     collector, lag = Collector(loop), LoopLag(clock.now)

@@ -310,6 +310,8 @@ async def _serve(
         async with local_groups(plan.local, clock, settings.server.drain_s) as groups:
             return await _serve_by(settings, socks, plan, groups)
     async with provided(settings, clock, state_folder()) as there:
+        if plan.heir is not None and there is not None:
+            await there.risen()  # callers wait for whoever takes over
         return await _serve_by(settings, socks, plan, there)
 
 

@@ -117,6 +117,10 @@ class Groups:
         for group in self._ready.values():
             _serve_by(gateway, group)
 
+    async def risen(self) -> None:
+        """Wait until each that was asked for is ready, or over."""
+        await asyncio.gather(*self._rising.values())
+
     def detach(self) -> None:
         """Tell the gateway nothing any more: it ends."""
         self._gateway = None

@@ -8,6 +8,7 @@ from headrace.adapters.actuators.emulated import EmulatedActuator, Start
 from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe
 from headrace.config.schema import GroupsSpec, Settings
 from headrace.gateway.groups import Groups
+from headrace.gateway.server import Gateway
 from headrace.model.deployment import PoolSpec
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.scaling_spec import Scaling, ppm
@@ -57,6 +58,13 @@ def emulated(settings: Settings, clock: Clock) -> EmulatedActuator | None:
         if pool.scaling is not None and pool.name not in settings.real
     }
     return EmulatedActuator(clock, pools, settings.emulator.seed) if pools else None
+
+
+def give(settings: Settings, clock: Clock, gateway: Gateway) -> None:
+    """Have a gateway start the groups of its emulated pools that scale, if it has any."""
+    actuator = emulated(settings, clock)
+    if actuator is not None:
+        Groups(actuator, clock, drain_ns=seconds(settings.server.drain_s)).attach(gateway)
 
 
 @asynccontextmanager
