@@ -14,6 +14,7 @@ from headrace.gateway.clock import LoopClock
 from headrace.gateway.groups import Groups
 from headrace.gateway.providing import emulated
 from headrace.gateway.server import Gateway
+from headrace.gateway.shadow import Beside
 from headrace.model.deployment import ClassSpec, TenantSpec
 from headrace.model.effect import Concluded
 from headrace.model.ids import PoolName
@@ -60,6 +61,7 @@ class Scaled:
         admin: AdminSpec = SPEC,
         replicas: int = 1,
         each: float = LITTLE,
+        beside: Beside | None = None,
     ) -> None:
         self.rows: list[Concluded] = []
         self.clock = LoopClock(asyncio.get_running_loop())
@@ -74,7 +76,7 @@ class Scaled:
         assert actuator is not None
         self.actuator = actuator
         self.groups = Groups(actuator, self.clock, drain_ns=seconds(30))
-        self.gateway = Gateway(self.settings, self.clock, self.rows.append)
+        self.gateway = Gateway(self.settings, self.clock, self.rows.append, beside=beside)
         self.groups.attach(self.gateway)
         self.gateway.begin()
 

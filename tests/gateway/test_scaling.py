@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import segments
+from headrace.gateway.shadow import Beside
 from headrace.model.event import GroupsListed, ReplicaUp, Restarted, WallTold
 from headrace.model.group import Life
 from headrace.model.scaling import Standing
@@ -14,7 +15,7 @@ from headrace.model.slo import Outcome
 from headrace.plane.journal import Record, Verified, frames, verify
 from headrace.ports.actuator import Stage
 from tests.gateway.managed import value
-from tests.gateway.scaled import MORE, POOL, QUICK, TIMES, Scaled
+from tests.gateway.scaled import MORE, POOL, QUICK, TIMES, Scaled, scaling
 
 LONG = 16_000
 """Tokens of an answer that takes about two minutes."""
@@ -217,4 +218,41 @@ async def test_metrics_tell_groups_gpus_drains_and_reasons() -> None:
     samples = await made.scrape()
     assert value(samples, "headrace_group_drains_total", pool="p") == ready - 1
     assert (value(samples, "headrace_decisions_total", decision="scale") or 0) > 20
+    made.finish()
+
+
+# Beside and aside ----------------------------------------------------------------------------
+
+
+async def test_a_shadow_of_a_pool_that_scales_goes_on_and_starts_nothing() -> None:
+    wide = replace(QUICK, min=3)
+    made = Scaled(beside=Beside(config=scaling(wide), name="wide"))
+    await made.load(60)
+    shadow = made.driver.shadow
+    assert shadow.broken is None
+    assert made.ready > 1
+    assert set(shadow.plane.state.pools[POOL].groups) == set(made.books.groups)
+    await made.wait(120)
+    assert shadow.broken is None
+    assert made.ready == 1, "what the shadow wants is nobody's order"
+    made.finish()
+
+
+async def test_a_process_that_stands_aside_leaves_the_number_of_groups_alone() -> None:
+    made = Scaled()
+    made.gateway._scale_aside(aside=True)
+    await made.load(60)
+    assert made.ready == 1
+    made.gateway._scale_aside(aside=False)
+    await made.load(30)
+    assert made.ready > 1
+    made.finish()
+
+
+async def test_one_that_was_frozen_comes_back_frozen() -> None:
+    made = Scaled()
+    await made.order("/scale", frozen=True)
+    for aside in (True, False):
+        made.gateway._scale_aside(aside=aside)
+    assert made.driver.plane.state.scale_frozen
     made.finish()
