@@ -120,7 +120,7 @@ def test_routers_are_told_who_was_dropped_for_our_sake_and_nobody_for_its_own(
             expected = AGAIN.get(cause, "rejected-saturated")
         case 504, _:
             expected = "rejected-ttl-expired"
-        case 502, _ if cause is Reason.REPLICA_LOST:
+        case 502, _ if cause in (Reason.REPLICA_LOST, Reason.DRAINED):
             expected = "evicted"
     assert face.dropped == expected
     assert face.dropped is None or face.dropped in DROPPED

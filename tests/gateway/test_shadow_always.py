@@ -10,7 +10,7 @@ from headrace.gateway.differences import Pair
 from headrace.gateway.shadow import Shadow
 from headrace.model.event import ConfigChanged, Event
 from headrace.plane.core import Plane
-from headrace.policy.catalog import PlaneConfig, decode, passing
+from headrace.policy.catalog import PlaneConfig, advising, decode, passing
 from headrace.units import InstantNs
 from tests.plane import invariants, trees
 from tests.plane.test_whole_plane import BASE, CONFIGS, WholePlane
@@ -54,7 +54,10 @@ class _Beside(WholePlane):
 
 
 class Same(_Beside):
-    """A shadow by the same configuration."""
+    """A shadow by the same configuration; it only ever advises how to scale, so both do."""
+
+    def change(self, config: PlaneConfig) -> None:
+        super().change(advising(config))
 
     def shadow_of(self, config: PlaneConfig) -> Shadow:
         self.differing: list[Pair] = []
