@@ -53,7 +53,7 @@ def scaling(settings: Scaling = QUICK, *, replicas: int = 1, each: float = LITTL
 class Scaled:
     """One process with its groups."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever a test may want otherwise
         self,
         settings: Scaling = QUICK,
         *,
@@ -62,6 +62,7 @@ class Scaled:
         replicas: int = 1,
         each: float = LITTLE,
         beside: Beside | None = None,
+        log: Path | None = None,
     ) -> None:
         self.rows: list[Concluded] = []
         self.clock = LoopClock(asyncio.get_running_loop())
@@ -70,6 +71,7 @@ class Scaled:
             keys=keys()[:1],
             server=ServerSpec(trusted_replay=True),
             admin=admin,
+            decision_log=None if log is None else str(log),
             journal=JournalSpec(path=None if folder is None else str(folder)),
         )
         actuator = emulated(self.settings, self.clock)

@@ -14,6 +14,8 @@ from headrace.model.scaling_spec import Mode
 from headrace.model.slo import Outcome
 from headrace.plane.journal import Record, Verified, frames, verify
 from headrace.ports.actuator import Stage
+from headrace.report.decisions import Verified as DecisionsVerified
+from headrace.report.decisions import verify_decisions
 from tests.gateway.managed import value
 from tests.gateway.scaled import MORE, POOL, QUICK, TIMES, Scaled, scaling
 
@@ -95,6 +97,32 @@ async def test_a_sleeper_is_woken_before_a_group_is_started() -> None:
     await made.load(60)
     assert {engine.name for engine in made.driver.engines} >= {"p-0", asleep.name}
     made.finish()
+
+
+async def test_a_pool_at_zero_is_ready_for_callers_and_rises_for_the_first() -> None:
+    made = Scaled(replace(QUICK, min=0), replicas=0)
+    await made.wait(30)
+    assert made.ready == 0
+    assert (await made.look("/ready")).status == 200
+    first = await made.ask().done()
+    assert first.status == 200
+    await made.wait(400)
+    assert made.ready == 0, "and falls again"
+    assert list(made.actuator.groups()) == []
+    await made.order("/scale", frozen=True)
+    assert (await made.look("/ready")).status == 503
+    made.finish()
+
+
+async def test_decisions_of_the_scaler_are_in_the_log_and_verify(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    made = Scaled(log=path)
+    await made.load(40)
+    made.finish()
+    made.gateway._files.close()
+    found = verify_decisions(path)
+    assert isinstance(found, DecisionsVerified), found
+    assert b'"scale"' in path.read_bytes()
 
 
 @pytest.mark.parametrize("mode", [Mode.ADVISE, Mode.OFF])

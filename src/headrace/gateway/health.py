@@ -1,13 +1,14 @@
 """Is the process alive, and should callers be sent here? One answer under every habitual name.
 
 Alive: the plane is whole. Ready: it takes newcomers, and some replica is there to serve them. A
-process that drains is alive and not ready.
+process that drains is alive and not ready. Where a pool may scale from zero, no replica need be there.
 """
 
 import msgspec
 from msgspec import Struct
 
 from headrace.gateway.driver import Driver
+from headrace.model.scaling_spec import Mode
 
 LIVE = ("/health", "/live", "/livez", "/liveness", "/health/liveliness")
 READY = ("/ready", "/readyz", "/readiness", "/health/readiness")
@@ -33,7 +34,15 @@ def ready(driver: Driver) -> Health:
         return _health("broken")
     if driver.draining:
         return _health("draining")
-    return _health(None if driver.ready_replicas else "no ready replica")
+    return _health(None if driver.ready_replicas or _rises(driver) else "no ready replica")
+
+
+def _rises(driver: Driver) -> bool:
+    """Return whether a pool may stand at zero: only who comes all the same has it rise."""
+    plane = driver.plane
+    acting = (one.settings for one in plane.settings.scaled.values())
+    may = any(one.mode is Mode.ACT and not one.min for one in acting)
+    return may and not plane.state.scale_frozen
 
 
 def _health(trouble: str | None) -> Health:
