@@ -97,6 +97,14 @@ WRONG = {
             "d:14: unknown pool `q` at `$.groups[2].pool`",
         ],
     ),
+    "processes of a pool that no file can be called by": (
+        "- name: p\n      model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "- name: a/p\n      model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t\n"
+            "groups: [{pool: a/p, command: [run]}]"
+        ),
+        ["d:10: files are called by it: no `/` in the pool's name at `$.groups[0].pool`"],
+    ),
     "GPUs for fewer groups than are to be there": (
         "profile: h100-8b-tp1",
         "profile: h100-8b-tp1\n      scaling: {min: 2, max_gpus: 7, shape: {tp: 4}}",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -193,6 +194,20 @@ def test_groups_of_a_killed_gateway_end_and_the_next_one_starts_its_own(tmp_path
     with served(SERVE, path) as second:
         assert ready(second) == ["p-0", "p-1"]
         assert second.ask() == 200
+
+
+def test_a_group_that_is_lost_is_counted_as_coming_and_comes_back(tmp_path: Path) -> None:
+    with served(SERVE, configured(tmp_path)) as front:
+        ready(front)
+        before = engines_of(front.pids[0])
+        os.kill(before[0], signal.SIGKILL)
+        assert ended(before[0])
+        until = time.monotonic() + PATIENCE_S
+        while len(set(engines_of(front.pids[0])) - set(before)) < 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert ready(front) == ["p-0", "p-1"]
+        assert front.ask() == 200
+        assert 'headrace_group_starts_total{pool="p",result="ready"}' in front.told("/metrics")
 
 
 def test_a_successor_takes_over_with_groups_that_are_ready(tmp_path: Path) -> None:

@@ -100,12 +100,12 @@ def test_offered_work_beyond_what_there_is_asks_for_groups_at_once_and_once() ->
     made = scaled()
     load(made, seconds=31)
     assert len(asked(made)) >= 1
-    assert asked(made)[0] == "p-0-1"
+    assert asked(made)[0] == "p-0.1"
     first, second = records(made)[:2]
     assert first.decision.steps.ask > 0
     assert second.decision.steps.ask == 0
     assert second.decision.supply.coming == first.decision.steps.ask
-    assert standing(made, "p-0-1") is Standing.COMING
+    assert standing(made, "p-0.1") is Standing.COMING
 
 
 def test_a_start_is_followed_stage_by_stage_and_expected_in_what_is_left_of_it() -> None:
@@ -159,7 +159,7 @@ def test_what_cannot_be_had_is_forgotten_counted_and_asked_for_again(step: Group
     assert name not in books(made).groups
     assert books(made).failed == 1
     made.wait(15 * S)
-    assert asked(made) == ["p-0-1", "p-0-2"]
+    assert asked(made) == ["p-0.1", "p-0.2"]
 
 
 def drained(**more: Any) -> tuple[Driver, int]:
@@ -320,27 +320,27 @@ def test_an_ask_that_nobody_heard_is_forgotten_and_made_again_by_another_name() 
     made.up("r0")
     assert list(books(made).groups) == ["r0"]
     made.wait(30 * S)
-    assert asked(made) == ["p-1-1"]
+    assert asked(made) == ["p-1.1"]
 
 
 def test_a_group_that_the_checkpoint_does_not_know_is_taken_over() -> None:
     made = scaled(min=2)
     thawed(made)
-    made.tell(listing(("r0", GroupStep.READY, 1), ("p-0-1", GroupStep.COMING, 0)))
+    made.tell(listing(("r0", GroupStep.READY, 1), ("p-0.1", GroupStep.COMING, 0)))
     made.up("r0")
     made.wait(30 * S)
     assert asked(made) == []
-    assert standing(made, "p-0-1") is Standing.COMING
+    assert standing(made, "p-0.1") is Standing.COMING
 
 
 def test_a_start_goes_on_through_a_restart() -> None:
     made = scaled(min=2)
     made.wait(15 * S)
     thawed(made)
-    made.tell(listing(("r0", GroupStep.READY, 1), ("p-0-1", GroupStep.COMING, 1)))
+    made.tell(listing(("r0", GroupStep.READY, 1), ("p-0.1", GroupStep.COMING, 1)))
     made.up("r0")
-    made.up("p-0-1")
-    assert standing(made, "p-0-1") is Standing.READY
+    made.up("p-0.1")
+    assert standing(made, "p-0.1") is Standing.READY
     made.wait(60 * S)
     assert asked(made) == []
 
@@ -410,8 +410,8 @@ def test_all_groups_of_a_pool_that_is_gone_go() -> None:
     made = scaled(replicas=0, min=2)
     made.wait(15 * S)
     changed(made, None, pool="other")
-    assert sorted(one.group for one in of(made, StopGroup)) == ["p-0-1", "p-0-2"]
-    for name in ("p-0-1", "p-0-2"):
+    assert sorted(one.group for one in of(made, StopGroup)) == ["p-0.1", "p-0.2"]
+    for name in ("p-0.1", "p-0.2"):
         told(made, name, GroupStep.STOPPED, gpus=0)
     assert made.plane.state.pools == {}
 
@@ -445,9 +445,9 @@ def test_who_has_the_time_waits_for_the_group_that_is_on_its_way() -> None:
     request = made.arrive(slo_class="patient")
     assert request in made.plane.state.live
     made.wait(10 * S)
-    told(made, "p-0-1", GroupStep.READY)
-    made.up("p-0-1")
-    assert made.places() == ["p-0-1"]
+    told(made, "p-0.1", GroupStep.READY)
+    made.up("p-0.1")
+    assert made.places() == ["p-0.1"]
 
 
 def test_a_pool_at_zero_starts_from_what_waits() -> None:

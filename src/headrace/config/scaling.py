@@ -33,6 +33,8 @@ def groups(settings: Settings) -> Iterator[Problem]:
         yield from unknown(at, "pool", spec.pool, pools)
         if spec.pool in placed:
             yield Problem(path=at, message=f"`{spec.pool}` has engines at addresses (`upstreams`)")
+        if "/" in spec.pool:
+            yield Problem(path=at, message="files are called by it: no `/` in the pool's name")
         if spec.pool in seen:
             yield Problem(path=at, message=f"how `{spec.pool}` is started is told twice")
         seen.add(spec.pool)

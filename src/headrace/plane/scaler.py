@@ -104,8 +104,9 @@ def _carry_out(
 
 def _ask(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs, *, standby: bool) -> None:
     books.made += 1
-    # Of another epoch is another name: a driver that comes back does not know which it has used.
-    name = ReplicaName(f"{pool}-{m.state.attempts >> EPOCH_BITS}-{books.made}")
+    # Of another epoch is another name: a driver that comes back does not know which it has used. Replicas
+    # that a configuration numbers, of whatever pool, have no such point in theirs.
+    name = ReplicaName(f"{pool}-{m.state.attempts >> EPOCH_BITS}.{books.made}")
     books.groups[name] = Group(
         name=name,
         pool=pool,
