@@ -11,7 +11,14 @@ from headrace.config.check import is_local, problems
 from headrace.config.load import parse
 from headrace.config.problem import Problem, Severity
 from headrace.config.resolve import resolved
-from headrace.config.schema import AdminKeySpec, AdminSpec, KeySpec, Settings, UpstreamSpec
+from headrace.config.schema import (
+    AdminKeySpec,
+    AdminSpec,
+    GroupsSpec,
+    KeySpec,
+    Settings,
+    UpstreamSpec,
+)
 from headrace.model.deployment import TenantSpec
 from tests.config.configs import BASE
 
@@ -33,6 +40,15 @@ def test_secrets_are_left_out() -> None:
     assert shown["keys"] == [{"name": "k", "tenant": "t"}]
     assert shown["server"]["port"] == 8_000
     assert "a" * 64 not in str(shown)
+
+
+def test_what_children_are_given_in_their_environment_is_shown_nowhere() -> None:
+    spec = GroupsSpec(pool="p", command=("run",), env={"HF_TOKEN": "hf-of-the-test"})
+    old = replace(settings(), groups=(spec,))
+    new = replace(settings(), groups=(replace(spec, env={"HF_TOKEN": "hf-another"}),))
+    assert public(old)["groups"][0]["command"] == ["run"]
+    told = str(public(old)) + str(changes(old, new)) + str(changes(settings(), old))
+    assert "hf-" not in told
 
 
 def test_equal_settings_do_not_differ() -> None:

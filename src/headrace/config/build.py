@@ -23,7 +23,7 @@ from headrace.model.profile import Profile
 T = TypeVar("T")
 
 _PROFILE_SUFFIXES = (".yaml", ".yml", ".json")
-SECRETS = frozenset({"hash", "key", "secret", "token", "password"})
+SECRETS = frozenset({"hash", "key", "secret", "token", "password", "env"})
 """Fields whose text is never repeated, in errors or anywhere else."""
 _UNSHOWN = SECRETS | {"url"}
 """Those, and addresses: one that is refused may be so for the password in it."""

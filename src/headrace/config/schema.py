@@ -182,7 +182,7 @@ class GroupsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: EngineKind | None = None
     """Which software it is. None: found out once, as of upstreams."""
     env: Annotated[dict[_Word, _Word], Meta(max_length=256)] = {}
-    """Added to the variables that a child gets of our own: paths, locale, devices."""
+    """Added to the variables that a child gets of our own: paths, locale, devices. Shown to nobody."""
     ranks: Annotated[int, Meta(ge=1, le=1_024)] = 1
     """Processes of a group. The first of them listens."""
     start_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
