@@ -7,15 +7,19 @@ call is timed alone with the CPU clock of this thread; the clock's own cost stay
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
+from types import MappingProxyType
+from typing import Any
 
 from benchmarks.harness import Result, at_most, calibration
 from headrace.config.profiles import load_profile
+from headrace.model.budget import Per, Unit, WindowSpec
 from headrace.model.deployment import ClassSpec, ModelSpec, PoolSpec, TenantSpec
 from headrace.model.effect import Dispatch
 from headrace.model.event import CallerLeft, ConfigChanged, ReplicaUp, RequestArrived
 from headrace.model.ids import Incarnation, ModelName, PoolName, ReplicaName, RequestId, TenantId
+from headrace.model.price import PriceSpec
 from headrace.model.request import Request
 from headrace.plane.core import Plane
 from headrace.policy.catalog import PlaneConfig, canonical
@@ -26,20 +30,39 @@ MODEL = ModelName("m")
 STEP_NS = 1_000
 """Between arrivals: time hardly passes, so nothing drains and nothing expires."""
 P50_US = 90
-"""60 for evidence, gates and booking, and half as much again for what all gates look at: budgets by window,
-what was let in by length, modes."""
+"""60 for evidence, gates and booking, and half as much again for what all gates look at since: what was let in
+by length, modes, how far cached prefixes are believed."""
+AMPLE = 10**9
+"""A limit that nobody reaches."""
+LIMITS = {
+    "rpm_limit": AMPLE,
+    "tpm_limit": AMPLE,
+    "max_parallel_requests": AMPLE,
+    "max_parallel_sessions": AMPLE,
+    "budgets": tuple(
+        WindowSpec(unit=unit, per=per, soft=AMPLE / 2, hard=AMPLE)
+        for unit, per in zip(Unit, Per, strict=True)
+    ),
+}
+"""All that the budget gate can look at: rates, concurrency, sessions, and a budget of each unit and window."""
 
 
 class Bench:
     """A plane with a given number of replicas, tenants and queued requests."""
 
-    def __init__(self, replicas: int, tenants: int, queued: int) -> None:
-        """Build and saturate it."""
+    def __init__(
+        self,
+        replicas: int,
+        tenants: int,
+        queued: int,
+        limits: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Build and saturate it; `limits` are every tenant's."""
         pool = PoolSpec(name="p", model=MODEL, profile=load_profile("h100-8b-tp1"))
         config = PlaneConfig(
-            models=(ModelSpec(name=MODEL),),
+            models=(ModelSpec(name=MODEL, price=PriceSpec(input=0.5, output=1.5)),),
             pools=(pool,),
-            tenants=tuple(TenantSpec(name=f"t{nth}") for nth in range(tenants)),
+            tenants=tuple(TenantSpec(name=f"t{nth}", **limits) for nth in range(tenants)),
             classes=(ClassSpec(name="interactive", ttft_ms=3_600_000.0),),
         )
         self.plane = Plane()
@@ -89,6 +112,7 @@ def run(quick: bool) -> Result:
     for queued in (500, 5_000):
         bench = Bench(64, 1_000, queued)
         figures[queued] = best(list(rounds_of(bench, rounds, calls)))
+    limited = best(list(rounds_of(Bench(64, 1_000, 5_000, LIMITS), rounds, calls)))
     large = Bench(256, 10_000, 5_000)
     # A neighbour's burst shows in one run, a slow call of ours in every one.
     worst = min(max(one) for one in rounds_of(large, rounds, calls))
@@ -100,11 +124,13 @@ def run(quick: bool) -> Result:
         claims=[
             at_most("handle(RequestArrived) p50, us CPU", p50 / 1_000, P50_US * room),
             at_most("handle(RequestArrived) p99, us CPU", p99 / 1_000, 400 * room),
+            at_most("p50 with every limit over none", limited[0] / p50, 1.5),
             at_most("p50 at 5,000 queued over 500", p50 / figures[500][0], 1.3),
             at_most("longest call at 256 replicas, 10,000 tenants, ms", worst / 1e6, 2 * room),
         ],
         detail={
             "p50_us": {str(queued): round(f[0] / 1_000, 1) for queued, f in figures.items()},
+            "p50_us_with_every_limit": round(limited[0] / 1_000, 1),
             "p99_us": {str(queued): round(f[1] / 1_000, 1) for queued, f in figures.items()},
             "calls": calls,
             "rounds": rounds,

@@ -291,6 +291,7 @@ ROWS = {
         error=TOO_MANY,
         key="rate",
         before=asks_often,
+        mend=World.leave,  # time goes on for the gateway alone: to it their prompts would be long overdue
         attempts=2,
         served=True,
     ),
