@@ -1,6 +1,7 @@
 """What does the scaler know of a pool? Gathered from the plane's own books, changing nothing but a history."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.evidence import ArrivalFacts
 from headrace.model.group import Life
@@ -17,6 +18,7 @@ from headrace.model.scaling_spec import WEEK_MINUTES, Mode, ppm
 from headrace.model.stages import Ahead, Stage, remaining, success_ppm
 from headrace.plane.fleet import PoolFacts, Replica
 from headrace.plane.groups import replica_of, standing
+from headrace.plane.health import effective
 from headrace.plane.machine import Machine
 from headrace.plane.scale_state import ASLEEP, Group, PoolScale, ScaledPool
 from headrace.plane.state import Live, Phase
@@ -37,7 +39,11 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
     if settings.forecast is not None:
         books.history.add(settings.forecast, 0, now, facts.ready.p90_ns)
         forecast = books.history.facts(settings.forecast, facts.ready.p90_ns)
-    there = [_facts_of(m, facts, books, group, seen, now) for group in books.groups.values()]
+    does = effective(m, facts, books)
+    there = [
+        replace(_facts_of(m, facts, books, group, seen, now), effective_ppm=does.get(name))
+        for name, group in books.groups.items()
+    ]
     return ScaleEvidence(
         now=now,
         pool=facts.name,
