@@ -15,6 +15,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.limits import is_too_large
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNK_TOKENS, identities
+from headrace.gateway.repeats import is_repeat
 from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.ladder import LEVEL_MAX
@@ -118,8 +119,9 @@ class Intake:
         if count is not None:
             tokens, margin, revision = count.tokens, count.margin, count.revision
         tenant, told = letter.tenant, letter.told
-        scope = f"{asked.model}\0{asked.cache_salt}".encode()
-        prefix = identities(self._secret, scope, asked.prompt)
+        prefix = identities(
+            self._secret, f"{asked.model}\0{asked.cache_salt}".encode(), asked.prompt
+        )
         replay_input = replay_output = None
         if self._limits.trusted_replay:
             replay_input = _number(told, _REPLAY_INPUT)
@@ -150,6 +152,7 @@ class Intake:
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
+            repeat=is_repeat(told),
             ttl_ns=wished.ttl_ns,
         )
         ask = Ask(

@@ -147,6 +147,7 @@ class _Seen:
         left = DurationNs(self.patient_left // self.patient) if self.patient else None
         return DemandFacts(
             urgent_micro=books.offers.look(now),
+            retries_micro=books.repeats.look(now),
             urgent_ns=WorkNs(self.urgent),
             active_ns=WorkNs(self.active),
             patient_ns=WorkNs(self.patient),

@@ -116,6 +116,8 @@ class PoolScale(Struct):
     """Starts that ended ready."""
     failed: int = 0
     offers: Offers = field(default_factory=Offers)
+    """First tries."""
+    repeats: Offers = field(default_factory=Offers)
     usual_prefill_ns: int = 0
     """Of a usual urgent prompt."""
     over: int = 0
