@@ -119,16 +119,12 @@ class Intake:
         if count is not None:
             tokens, margin, revision = count.tokens, count.margin, count.revision
         tenant, told = letter.tenant, letter.told
-        prefix = identities(
-            self._secret, f"{asked.model}\0{asked.cache_salt}".encode(), asked.prompt
-        )
-        replay_input = replay_output = None
-        if self._limits.trusted_replay:
-            replay_input = _number(told, _REPLAY_INPUT)
-            replay_output = _number(told, _REPLAY_OUTPUT)
-            if replay_input is not None:
-                tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
-                prefix = prefix[: replay_input // CHUNK_TOKENS]
+        scope = f"{asked.model}\0{asked.cache_salt}".encode()
+        prefix = identities(self._secret, scope, asked.prompt)
+        replay_input, replay_output = self._replayed(told)
+        if replay_input is not None:
+            tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
+            prefix = prefix[: replay_input // CHUNK_TOKENS]
         wished, ttft_ms, tpot_ms = _wished(letter), _number(told, *_TTFT), _number(told, *_TPOT)
         request = Request(
             id=self._driver.mint(),
@@ -168,6 +164,12 @@ class Intake:
             optional=asked.options.places,
         )
         return Taken(asked, request, ask)
+
+    def _replayed(self, told: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+        """Return the tokens in and out of a request that is replayed, where that is trusted."""
+        if not self._limits.trusted_replay:
+            return None, None
+        return _number(told, _REPLAY_INPUT), _number(told, _REPLAY_OUTPUT)
 
     def _adapter(self, name: str) -> str | None:
         """Return the adapter that a model's name stands for, if it does."""
