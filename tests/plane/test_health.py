@@ -8,7 +8,7 @@ from headrace.plane.ledger import Load
 from headrace.plane.speed import Speed, part, usual
 from headrace.units import MICRO, InstantNs, Tokens
 from tests.plane.scenes import H100, MS, Driver, S
-from tests.plane.test_groups import records, scaled, standing, told
+from tests.plane.test_groups import P, records, scaled, standing, told
 
 
 def does(made: Driver) -> dict[str, int | None]:
@@ -100,3 +100,24 @@ def test_a_wrong_profile_condemns_nobody_and_one_of_two_may_be_slow() -> None:
 
 def test_where_hardly_any_token_is_seen_no_pace_is_usual() -> None:
     assert usual((20_000, 40_000, 60_000)) is None
+
+
+def test_what_a_new_group_does_at_first_teaches_nothing_of_the_rate_that_work_drains_at() -> None:
+    made = scaled(1, min=2)
+    made.wait(31 * S)
+    told(made, "r1", GroupStep.READY)
+    made.up("r1")
+    assert learnt(made) == {"r0": True, "r1": False}
+    made.wait(31 * S)
+    assert learnt(made) == {"r0": True, "r1": True}
+
+
+def learnt(made: Driver) -> dict[str, bool]:
+    """Return of which replicas a first token counts as work that drained."""
+    rate, found = made.known.rates[P], {}
+    for request in [made.arrive(slo_class="chat") for _ in range(2)]:
+        live, before = made.live(request), rate.fresh_ns
+        assert live.replica is not None
+        made.serve(request)
+        found[str(live.replica)] = rate.fresh_ns > before
+    return found
