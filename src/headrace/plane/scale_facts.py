@@ -267,18 +267,21 @@ def _samples(
 
 
 def expected(
-    m: Machine, model: ModelName, slo_class: ClassName, now: InstantNs
+    m: Machine, model: ModelName, slo_class: ClassName, now: InstantNs, *, next_one: bool
 ) -> ArrivalFacts | None:
-    """Return the soonest group that is on its way for a class, or that would be asked for next."""
+    """Return the soonest group that is on its way for a class.
+
+    `next_one`: where none is, the one that would be asked for next.
+    """
     best: ArrivalFacts | None = None
     for name in m.settings.scaling(model, slo_class):
-        found = _expected(m, name, now)
+        found = _expected(m, name, now, next_one=next_one)
         if found is not None and (best is None or found.p90_ns < best.p90_ns):
             best = found
     return best
 
 
-def _expected(m: Machine, pool: PoolName, now: InstantNs) -> ArrivalFacts | None:
+def _expected(m: Machine, pool: PoolName, now: InstantNs, *, next_one: bool) -> ArrivalFacts | None:
     facts, books = m.settings.scaled[pool], m.state.pools[pool]
     known, settings = m.state.models[facts.model], facts.settings
     coming = [
@@ -286,7 +289,7 @@ def _expected(m: Machine, pool: PoolName, now: InstantNs) -> ArrivalFacts | None
         for group in books.groups.values()
         if group.life is Life.WANTED and standing(known, group) is Standing.COMING
     ]
-    acts = settings.mode is Mode.ACT and not m.state.scale_frozen
+    acts = next_one and settings.mode is Mode.ACT and not m.state.scale_frozen
     if not coming and acts and books.next_at is not None and settings.ceiling(facts.gpus):
         # As long as anything waits the next decision asks for one.
         wait = max(0, books.next_at - now)
