@@ -34,7 +34,7 @@ from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, k
 pytestmark = pytest.mark.service
 PATIENCE_S = 180.0
 QUICK = Scaling(
-    max=3, times=TIMES, tick_s=0.5, in_window_s=3.0, cancel_window_s=2.0, min_life_s=1.0,
+    max=3, times=TIMES, tick_s=0.25, in_window_s=1.0, cancel_window_s=1.0, min_life_s=0.5,
     stale_s=60.0, forecast=None,
 )  # fmt: skip
 
@@ -117,7 +117,7 @@ async def test_the_scaler_goes_from_one_to_three_and_back_and_no_request_fails(
     callers: int,
     each: float,
 ) -> None:
-    monkeypatch.setattr(Offers, "MEMORY_S", 5)  # it forgets load within seconds
+    monkeypatch.setattr(Offers, "MEMORY_S", 2)  # it forgets load within seconds
     async with scene(tmp_path, recipe(), each) as made:
         await made.until(lambda: made.gateway.driver.ready_replicas == 1)
         busy, over = asyncio.Event(), asyncio.Event()
@@ -126,7 +126,7 @@ async def test_the_scaler_goes_from_one_to_three_and_back_and_no_request_fails(
                 tasks.create_task(made.keep_asking(busy, lambda: asyncio.sleep(0)))
                 for _ in range(callers)
             ]
-            last = tasks.create_task(made.keep_asking(over, lambda: asyncio.sleep(4)))
+            last = tasks.create_task(made.keep_asking(over, lambda: asyncio.sleep(2)))
             await made.until(lambda: made.gateway.driver.ready_replicas == 3)
             seen = len(made.rows)
             await made.until(lambda: len({row.replica for row in made.rows[seen:]}) == 3)

@@ -338,3 +338,29 @@ async def test_one_that_was_frozen_comes_back_frozen() -> None:
         made.gateway._scale_aside(aside=aside)
     assert made.driver.plane.state.scale_frozen
     made.finish()
+
+
+# Cost ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_what_is_held_is_paid_for_from_the_start_whoever_serves(others: int) -> None:
+    priced = replace(QUICK, gpu_hour_usd=2.5)
+    made = Scaled(replace(priced, min=2), replicas=2, each=MORE, others=others)
+    callers = await made.load(60)
+    await made.wait(658 - 60)
+    for caller in callers:
+        await caller.done()
+    for path in ("/scale", "/state"):
+        cost = (await made.look(path)).json["cost"]
+        of = {one["pool"]: one for one in cost["pools"]}
+        assert of["p"]["gpu_hours"] == pytest.approx(2 * 658 / 3_600, rel=1e-3)
+        assert of["p"]["usd"] == pytest.approx(2 * 658 / 3_600 * 2.5, rel=1e-3)
+        fixed = of["q"]["gpu_hours"]
+        assert fixed == pytest.approx(others * 658 / 3_600, rel=1e-3), "a fixed number as well"
+        assert of["q"]["usd"] is None
+        assert cost["met"] == len(callers)
+        assert cost["usd"] == (None if others else of["p"]["usd"]), "what has no price is not free"
+        whole = of["p"]["gpu_hours"] + fixed
+        assert cost["gpu_s_per_met"] == pytest.approx(whole * 3_600 / len(callers))
+    made.finish()
