@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -145,7 +146,7 @@ STARTED = {
     "command": [sys.executable, "-c", COMMAND, "engine", "--port", "{port}", "--model", "m"],
     "kind": "emulated",
 }
-ONE_POOL = {
+ONE_POOL: dict[str, Any] = {
     "models": [{"name": "m"}],
     "pools": [
         {
@@ -172,9 +173,10 @@ def ready(front: Served) -> list[str]:
     raise AssertionError(front.told("/scale"))
 
 
-def configured(folder: Path) -> str:
+def configured(folder: Path, replicas: int = 2) -> str:
+    deployment = {**ONE_POOL, "pools": [{**ONE_POOL["pools"][0], "replicas": replicas}]}
     key = {"name": "free", "tenant": "free", "hash": key_hash(f"{KEY}free")}
-    return str(written(folder, deployment=ONE_POOL, groups=[STARTED], keys=[key]))
+    return str(written(folder, deployment=deployment, groups=[STARTED], keys=[key]))
 
 
 @pytest.fixture(autouse=True)
@@ -211,10 +213,13 @@ def test_a_group_that_is_lost_is_counted_as_coming_and_comes_back(tmp_path: Path
 
 
 def test_a_successor_takes_over_with_groups_that_are_ready(tmp_path: Path) -> None:
-    with served(SERVE, configured(tmp_path)) as front:
-        ready(front)
+    with served(SERVE, configured(tmp_path, replicas=1)) as front:
+        assert ready(front) == ["p-0", "p-0.1"]
         front.hand_over()
         assert front.ask() == 200, "its groups were ready before it took over"
+        assert len(engines_of(front.pids[1])) == 2, (
+            "as many as were wanted, though fewer are at first"
+        )
         assert ready(front) == ["p-0", "p-1"]
 
 
