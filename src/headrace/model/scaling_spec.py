@@ -159,7 +159,7 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     forecast: Forecasting | None = Forecasting()
     """None: nothing is foreseen."""
 
-    tick_s: _Positive = 15.0
+    tick_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 15.0
     """Period of decisions. 15: a twentieth of the window; cheaper than a tick of cold start."""
     in_threshold: _Part = 0.9
     """Load, as a part of what groups are asked for at, below which they may go. .9: it has to rise by a
