@@ -19,14 +19,17 @@ Json = Annotated[
     str | None,
     Parameter(name="--json", allow_leading_hyphen=True, help="All of it as JSON; - prints."),
 ]
+List = Annotated[bool, Parameter(name="--list", negative=(), help="List those that ship.")]
 
 
-def chaos(scenario: Name = None, /, *, seed: Seed = None, json: Json = None) -> int:
+def chaos(
+    scenario: Name = None, /, *, seed: Seed = None, json: Json = None, listed: List = False
+) -> int:
     """Run a chaos scenario with all checkers on and say whether its expectations hold.
 
     Without a scenario, those that ship are listed. Exit code 1: one does not hold, or an invariant is broken.
     """
-    if scenario is None:
+    if scenario is None or listed:
         _list()
         return OK
     loaded = load_chaos(scenario)
