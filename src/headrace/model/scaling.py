@@ -124,6 +124,8 @@ class GoodputFacts(Struct, frozen=True, kw_only=True):
 class ForecastFacts(Struct, frozen=True, kw_only=True):
     """What the forecast of urgent offered work says of when a group asked for now would be ready."""
 
+    level_micro: int
+    """What it takes to be offered now: it follows within some intervals."""
     at_landing_micro: int
     error_ppm: int | None
     """Mean part by which it was off lately, at this distance; None: too few were checked."""

@@ -4,6 +4,7 @@ All it looks at is in the plane's own books. What it asks for is booked in the s
 tick counts it; a group that then cannot be had is settled by what is told of it.
 """
 
+from headrace.model.decision import HELPLESS, Decision, Reject
 from headrace.model.effect import AskGroup, Decided
 from headrace.model.group import Life
 from headrace.model.ids import ModelName, PoolName, ReplicaName
@@ -27,10 +28,15 @@ _MONDAY_S = 4 * 86_400
 """1970 began on a Thursday: the first Monday was four days later."""
 
 
-def offered(m: Machine, asked: Asked, now: InstantNs) -> None:
-    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it."""
+def offered(m: Machine, asked: Asked, decision: Decision, now: InstantNs) -> None:
+    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it.
+
+    Not one that was refused for what no group would change.
+    """
     pools = m.settings.scaling(asked.model, asked.slo_class)
     if not pools or asked.class_spec.ttft_ms is None:
+        return
+    if isinstance(decision, Reject) and decision.reason in HELPLESS:
         return
     name = pools[asked.request.id % len(pools)]
     facts, books, work = m.settings.scaled[name], m.state.pools[name], asked.demand.work_p50_ns
