@@ -121,6 +121,12 @@ class PoolScale(Struct):
     offers: Offers = field(default_factory=Offers)
     usual_prefill_ns: int = 0
     """Of a usual urgent prompt."""
+    input_tokens: int = 0
+    """Prompts that came in since the last tick, where a rule goes by them."""
+    output_tokens: int = 0
+    """Their answers, as predicted."""
+    counted_at: InstantNs = InstantNs(0)
+    """When that tick was."""
     over: int = 0
     """Urgent requests that were over since the last tick, refused ones included."""
     met: int = 0

@@ -9,6 +9,7 @@ from headrace.model.effect import AskGroup, Decided
 from headrace.model.group import Life
 from headrace.model.ids import ModelName, PoolName, ReplicaName
 from headrace.model.scaling import ScaleDecision, ScaleRecord
+from headrace.model.scaling_spec import By
 from headrace.model.stages import Stage
 from headrace.plane import groups
 from headrace.plane.asked import Asked
@@ -29,17 +30,23 @@ _MONDAY_S = 4 * 86_400
 
 
 def offered(m: Machine, asked: Asked, decision: Decision, now: InstantNs) -> None:
-    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it.
+    """Count a request as it comes in, let in or not, for one of the pools that might serve it.
 
-    Not one that was refused for what no group would change.
+    Urgent ones alone, but where a pool goes by a rule that tells none apart. Not one that was refused for
+    what no group would change.
     """
     pools = m.settings.scaling(asked.model, asked.slo_class)
-    if not pools or asked.class_spec.ttft_ms is None:
+    if not pools:
         return
     if isinstance(decision, Reject) and decision.reason in HELPLESS:
         return
     name = pools[asked.request.id % len(pools)]
     facts, books, work = m.settings.scaled[name], m.state.pools[name], asked.demand.work_p50_ns
+    if facts.settings.by is By.TOKENS:
+        books.input_tokens += asked.demand.input_tokens
+        books.output_tokens += asked.demand.output_p50
+    if asked.class_spec.ttft_ms is None:
+        return
     books.offers.come(work, now)
     books.usual_prefill_ns += (asked.demand.prefill_ns - books.usual_prefill_ns) // _USUAL
     if facts.settings.forecast is not None:
@@ -139,7 +146,7 @@ def configure(m: Machine, now: InstantNs) -> None:
         books = state.pools.get(name)
         if books is None:
             books = state.pools[name] = PoolScale(next_at=None)
-            books.offers.looked_at = now
+            books.offers.looked_at = books.counted_at = now
         if books.next_at is None or books.next_at > later(now, facts.tick_ns):
             books.next_at = later(now, facts.tick_ns)
         _take_over(m, facts.model, name, books, now)
