@@ -32,20 +32,19 @@ _MONDAY_S = 4 * 86_400
 def offered(m: Machine, asked: Asked, decision: Decision, now: InstantNs) -> None:
     """Count a request as it comes in, let in or not, for one of the pools that might serve it.
 
-    Urgent ones alone, but where a pool goes by a rule that tells none apart. Not one that was refused for
-    what no group would change.
+    Urgent ones alone and none that was refused for what no group would change, but where a pool goes by a
+    rule that tells none apart.
     """
     pools = m.settings.scaling(asked.model, asked.slo_class)
     if not pools:
-        return
-    if isinstance(decision, Reject) and decision.reason in HELPLESS:
         return
     name = pools[asked.request.id % len(pools)]
     facts, books, work = m.settings.scaled[name], m.state.pools[name], asked.demand.work_p50_ns
     if facts.settings.by is By.TOKENS:
         books.input_tokens += asked.demand.input_tokens
         books.output_tokens += asked.demand.output_p50
-    if asked.class_spec.ttft_ms is None:
+    helpless = isinstance(decision, Reject) and decision.reason in HELPLESS
+    if asked.class_spec.ttft_ms is None or helpless:
         return
     books.offers.come(work, now)
     books.usual_prefill_ns += (asked.demand.prefill_ns - books.usual_prefill_ns) // _USUAL
