@@ -257,7 +257,8 @@ def over(plane: Plane) -> None:
     assert not state.ledger.holds
     assert not state.ledger.flights
     for load in state.ledger.loads.values():
-        assert load == Load(front_at=load.front_at)
+        when = {name: getattr(load, name) for name in ("front_at", "busy_ns", "busy_since")}
+        assert load == Load(**when)
     for quota in state.ledger.quotas.values():
         assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel

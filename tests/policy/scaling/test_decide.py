@@ -13,6 +13,7 @@ from headrace.model.scaling import (
     Brake,
     GoodputFacts,
     GroupFacts,
+    RuleFacts,
     ScaleDecision,
     ScaleEvidence,
     ScaleMemory,
@@ -291,6 +292,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
         min=low, max=draw(st.integers(max(1, low), 12)), standby=draw(st.integers(0, 2)),
         reserve=draw(st.integers(0, 2)), max_gpus=draw(st.none() | st.integers(8, 40)),
         mode=draw(st.sampled_from(Mode)),
+        by=draw(st.sampled_from([one for one in By if low or one is not By.UTILIZATION])),
     )  # fmt: skip
     count = draw(st.integers(0, 10))
     there = tuple(
@@ -304,9 +306,17 @@ def drawn(draw: st.DrawFn) -> Drawn:
         for i in range(count)
     )  # fmt: skip
     samples = tuple(
-        sample(f"g{i}", draw(st.integers(0, 1_000)), age_ns=draw(st.integers(0, 30)) * S)
+        sample(
+            f"g{i}", draw(st.integers(0, 1_000)), age_ns=draw(st.integers(0, 30)) * S,
+            utilization_ppm=draw(st.none() | st.integers(0, MICRO)),
+        )
         for i in draw(st.sets(st.integers(0, 12)))
-    )
+    )  # fmt: skip
+    amount = st.integers(0, 10**6)
+    rule = st.builds(
+        RuleFacts, waiting=amount, backlog_tokens=amount, reserved_tokens=amount, input_tokens=amount,
+        output_tokens=amount, span_ns=st.integers(0, 30 * S),
+    )  # fmt: skip
     facts = evidence(
         demand=demand(
             draw(st.integers(0, 20)), urgent_ns=draw(st.integers(0, 500)) * S,
@@ -324,7 +334,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
                 target_ppm=st.just(990_000), window_ns=st.just(60 * S),
             )
         ),
-        frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, ScaleMemory()])),
+        rule=draw(rule), frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, ScaleMemory()])),
     )  # fmt: skip
     return Drawn(settings, facts)
 
