@@ -257,7 +257,8 @@ def over(plane: Plane) -> None:
     assert not state.ledger.holds
     assert not state.ledger.flights
     for load in state.ledger.loads.values():
-        assert load == Load(front_at=load.front_at, tokens_made=load.tokens_made)
+        kept = ("front_at", "busy_ns", "busy_since", "tokens_made")
+        assert load == Load(**{name: getattr(load, name) for name in kept})
     for quota in state.ledger.quotas.values():
         assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel

@@ -108,6 +108,19 @@ def test_offered_work_beyond_what_there_is_asks_for_groups_at_once_and_once() ->
     assert standing(made, "p-0.1") is Standing.COMING
 
 
+def test_what_no_group_would_change_is_neither_offered_nor_missed() -> None:
+    made = scaled(min=1)
+    for _ in range(200):
+        made.arrive(tokens=100_000, slo_class="chat")
+        made.wait(S // 10)
+    reasons = {one.rejection.reason for one in made.refused()}
+    assert reasons == {Reason.DEADLINE_IMPOSSIBLE}
+    assert (books(made).over, asked(made)) == (0, [])
+    demand = records(made)[-1].evidence.demand
+    assert demand.urgent_micro == 0
+    assert records(made)[-1].evidence.goodput is None
+
+
 def test_a_start_is_followed_stage_by_stage_and_expected_in_what_is_left_of_it() -> None:
     made = scaled(min=2)
     made.wait(15 * S)

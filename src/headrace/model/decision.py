@@ -60,6 +60,20 @@ class Reason(StrEnum):
     SHUT_DOWN = "shut_down"
 
 
+HELPLESS = frozenset(
+    {
+        Reason.TENANT_UNKNOWN, Reason.MODEL_UNKNOWN, Reason.MODEL_NOT_ALLOWED,
+        Reason.CLASS_NOT_ALLOWED, Reason.CONTEXT_TOO_LONG, Reason.OUTPUT_TOO_LONG,
+        Reason.INPUT_EMPTY, Reason.FEATURE_UNSUPPORTED, Reason.FAN_OUT_UNSUPPORTED,
+        Reason.REQUEST_RATE, Reason.TOKEN_RATE, Reason.TOKEN_LIMIT, Reason.BUDGET_RATE,
+        Reason.QUOTA_SPENT, Reason.BUDGET_SPENT, Reason.CONCURRENCY, Reason.SESSIONS,
+        Reason.KV_TOO_LARGE, Reason.DEADLINE_IMPOSSIBLE,
+    }
+)  # fmt: skip
+"""Refusals that no number of replicas would change: for what the caller asked or has used up, or for bounds
+that an idle replica would break."""
+
+
 class Verdict(Struct, frozen=True, kw_only=True, gc=False):
     """One gate's answer with its numbers, in the gate's own unit (ns, tokens, blocks).
 

@@ -67,7 +67,8 @@ class GroupSample(Struct, frozen=True, kw_only=True):
     """KV blocks reserved or in use, without those of requests that give way to any other."""
     blocks_total: Blocks
     utilization_ppm: int | None = None
-    """Busy part of its time: shown, and never a reason."""
+    """Part of the last tick in which something ran there, by the gateway's own books: shown, and a reason
+    only where the pool is told to go by it."""
 
 
 class DemandFacts(Struct, frozen=True, kw_only=True):
@@ -124,10 +125,29 @@ class GoodputFacts(Struct, frozen=True, kw_only=True):
 class ForecastFacts(Struct, frozen=True, kw_only=True):
     """What the forecast of urgent offered work says of when a group asked for now would be ready."""
 
+    level_micro: int
+    """What it takes to be offered now: it follows within some intervals."""
     at_landing_micro: int
     error_ppm: int | None
     """Mean part by which it was off lately, at this distance; None: too few were checked."""
     checked: int = 0
+
+
+class RuleFacts(Struct, frozen=True, kw_only=True):
+    """What another rule than ours goes by; it knows no classes, no bounds and no work."""
+
+    waiting: int
+    """Requests that wait to be computed: here, or behind others in engines."""
+    backlog_tokens: int
+    """Their prompts."""
+    reserved_tokens: int
+    """Of KV, by all that was sent and has not ended."""
+    input_tokens: int
+    """Prompts that came in since the last tick, let in or not."""
+    output_tokens: int
+    """Their answers, as predicted."""
+    span_ns: DurationNs
+    """How long since then."""
 
 
 class ScaleMemory(Struct, frozen=True, kw_only=True):
@@ -165,6 +185,8 @@ class ScaleEvidence(Struct, frozen=True, kw_only=True):
     demand: DemandFacts
     goodput: GoodputFacts | None = None
     forecast: ForecastFacts | None = None
+    rule: RuleFacts | None = None
+    """Where the pool goes by another rule."""
     groups: tuple[GroupFacts, ...] = ()
     samples: tuple[GroupSample, ...] = ()
     domains: tuple[str, ...] = ()
@@ -187,6 +209,10 @@ class Signal(StrEnum):
     IMBALANCE = "imbalance"
     """Prefill against decode: of pools with roles."""
     LOST_CAPACITY = "lost_capacity"
+    UTILIZATION = "utilization"
+    """This and the following instead of all others, where a pool goes by another rule."""
+    QUEUE = "queue"
+    TOKENS = "tokens"
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -242,7 +268,7 @@ class SupplyFacts(Struct, frozen=True, kw_only=True):
     """The same when a group asked for now would be ready."""
     gpus_held: int
     utilization_ppm: int | None
-    """Mean of ready groups that told of it: shown, and never a reason."""
+    """Mean of ready groups that told of it: shown."""
     drain_ns: DurationNs | None
     """How long all that waits and runs, work without any bound left out, would take what is ready; None:
     nothing is (DEM-5)."""

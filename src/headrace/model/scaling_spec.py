@@ -86,6 +86,40 @@ class Cover(StrEnum):
     """It waits in the durable queue."""
 
 
+class By(StrEnum):
+    """What says how many groups there are to be."""
+
+    SLO = "slo"
+    """What is promised, and the capacity that was measured to hold it."""
+    UTILIZATION = "utilization"
+    """The busy part of the groups, as horizontal autoscalers of GPUs go by it."""
+    QUEUE = "queue"
+    """Requests that wait, as autoscalers of engines go by their queues' lengths."""
+    TOKENS = "tokens"
+    """Tokens that are offered, reserved and waiting."""
+
+
+class Targets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a group is held to where another rule than `slo` is followed.
+
+    The tokens' defaults are of a Llama-3 8B on an A100 80 GB. Another model or GPU has others, and nothing
+    here works them out.
+    """
+
+    busy: _Part = 0.7
+    """Busy part of its time. .7: what such rules are set to."""
+    waiting: Annotated[float, Meta(gt=0, le=100_000)] = 5.0
+    """Requests that wait. 5: what such rules are set to."""
+    input_tps: Annotated[float, Meta(gt=0, le=10_000_000)] = 7_600.0
+    """Prompt tokens a second. 7,600: four fifths of the 9,500 that one computes beside its decodes."""
+    output_tps: Annotated[float, Meta(gt=0, le=10_000_000)] = 10_000.0
+    """Answers' tokens a second, beside those of prompts."""
+    kv_fill: _Part = 0.8
+    """Reserved part of its KV pool."""
+    backlog_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 18_000
+    """Prompt tokens that wait. 18,000: two seconds of prefill."""
+
+
 class Forecasting(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How offered work is foreseen, and how far that is believed."""
 
@@ -110,6 +144,11 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one pool may grow and shrink."""
 
     mode: Mode = Mode.ACT
+    by: By = By.SLO
+    """The rule that says how many groups there are to be, floors and limits apart. slo: the others are there
+    to be compared with it."""
+    targets: Targets = Targets()
+    """What the other rules hold a group to; `slo` does not look at it."""
     min: _Groups = 1
     """Groups that always serve: the warm floor. 1: at 0, a first request waits for a whole start."""
     max: Annotated[int, Meta(ge=1, le=1_024)] = 8
@@ -217,6 +256,8 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Refuse limits that leave nothing between them."""
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
+        if self.by is By.UTILIZATION and self.min == 0:
+            raise ValueError("by utilization, min 0 is for ever: no group, nothing busy")
         high = max((one.groups for one in self.floor), default=0)
         if high > self.max:
             raise ValueError(f"a schedule asks for {high} groups, above max {self.max}")

@@ -59,7 +59,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     tally = m.state.accounts.tally(request.tenant, slo_class)
     if not request.deferred:
         m.state.accounts.offer(tally, entry)
-        offered(m, asked, now)
+        offered(m, asked, decision, now)
     if isinstance(decision, Reject):
         row = _refused(request, asked, entry, decision, now)
         m.out += (

@@ -9,7 +9,7 @@ Amounts are reserved by estimate and settled by the engine's usage.
 from copy import copy
 from itertools import islice
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headrace.model.budget import NOTHING, Per, Take, Unit
 from headrace.model.deployment import TenantSpec
@@ -17,6 +17,7 @@ from headrace.model.engine import Usage
 from headrace.model.evidence import WindowFacts
 from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
 from headrace.model.paths import Path
+from headrace.plane.busy import Busy
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.routing.seconds import is_long
@@ -181,11 +182,11 @@ class Flight(Struct, gc=False):
         return self.input_tokens - self.cached_tokens, self.cached_tokens, made
 
 
-class Load(Struct):
+class Load(Busy):
     """What we have dispatched to one incarnation and not seen end."""
 
     pending_prefill_ns: DurationNs = DurationNs(0)
-    prefills: dict[AttemptId, DurationNs] = {}
+    prefills: dict[AttemptId, DurationNs] = field(default_factory=dict)
     """The prefills that sum is made of, in the order in which they were sent."""
     front_ns: DurationNs = DurationNs(0)
     """The first of them; 0 without any."""
@@ -194,12 +195,11 @@ class Load(Struct):
     decodes: int = 0
     context_tokens: Tokens = Tokens(0)
     blocks: Blocks = Blocks(0)
-    attempts: int = 0
-    gaps: dict[DurationNs, int] = {}
+    gaps: dict[DurationNs, int] = field(default_factory=dict)
     """Streams and pending attempts by gap bound."""
     tightest: DurationNs | None = None
     """The least of them."""
-    means: dict[DurationNs, int] = {}
+    means: dict[DurationNs, int] = field(default_factory=dict)
     """Of these, those that are promised a tighter mean time per token, by its bound."""
     tightest_mean: DurationNs | None = None
     tokens_made: int = 0
@@ -381,7 +381,7 @@ class Ledger(Struct):
         load = self.loads[flight.incarnation]
         load.start_prefill(attempt, flight)
         load.blocks = Blocks(load.blocks + flight.blocks)
-        load.attempts += 1
+        load.enter(flight.sent_at)
         load.board(flight.gap_ns, flight.mean_ns)
         self.flights[attempt] = flight
         self._charge(flight, price, flight.predicted)
@@ -430,7 +430,7 @@ class Ledger(Struct):
         flight = self.flights.pop(attempt)
         load = self.loads[flight.incarnation]
         load.blocks = Blocks(load.blocks - flight.blocks)
-        load.attempts -= 1
+        load.leave(now)
         load.alight(flight.gap_ns, flight.mean_ns)
         if flight.streaming:
             load.decodes -= 1

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Never
 
 from headrace.model.budget import NOTHING, Take
-from headrace.model.decision import Gate, Reason
+from headrace.model.decision import HELPLESS, Gate, Reason
 from headrace.model.deployment import (
     ClassSpec,
     LaneSpec,
@@ -351,9 +351,10 @@ class Machine:
     def count_over(self, row: Concluded, *, repeat: bool) -> None:
         """Count a request that is over for one of the pools that scale and might have served it.
 
-        One that was put aside was in no hurry; of one that came again, the first try counts.
+        One that was put aside was in no hurry, what no group would change says nothing of their number, and
+        of one that came again, the first try counts.
         """
-        if row.deferred or repeat:
+        if row.deferred or row.reason in HELPLESS or repeat:
             return
         pools = self.settings.scaling(row.model, row.slo_class)
         if pools and self.settings.classes[row.slo_class].ttft_ms is not None:

@@ -14,12 +14,13 @@ from headrace.model.scaling import (
     ScaleEvidence,
     Standing,
 )
-from headrace.model.scaling_spec import WEEK_MINUTES, Mode, ppm
+from headrace.model.scaling_spec import WEEK_MINUTES, By, Mode, ppm
 from headrace.model.stages import Ahead, Stage, remaining, success_ppm
 from headrace.plane.fleet import PoolFacts, Replica
 from headrace.plane.groups import replica_of, standing
 from headrace.plane.health import effective
 from headrace.plane.machine import Machine
+from headrace.plane.rule_facts import busy_ppm, rule_facts
 from headrace.plane.scale_state import ASLEEP, Group, PoolScale, ScaledPool
 from headrace.plane.state import Live, Phase
 from headrace.units import MICRO, NS_PER_S, Blocks, DurationNs, InstantNs, WorkNs, elapsed
@@ -39,6 +40,7 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
     if settings.forecast is not None:
         books.history.add(settings.forecast, 0, now, facts.ready.p90_ns)
         forecast = books.history.facts(settings.forecast, facts.ready.p90_ns)
+    rule = None if settings.by is By.SLO else rule_facts(m, facts, books, now)
     does = effective(m, facts, books)
     there = [
         replace(_facts_of(m, facts, books, group, seen, now), effective_ppm=does.get(name))
@@ -58,6 +60,7 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
         demand=seen.demand(books, now),
         goodput=_goodput(m, facts, books, now),
         forecast=forecast,
+        rule=rule,
         groups=tuple(there),
         samples=tuple(_samples(m, facts, books, seen, now)),
         domains=settings.domains,
@@ -261,6 +264,7 @@ def _samples(
                 age_ns=age,
                 blocks_held=Blocks(load.blocks - leftover),
                 blocks_total=pool.blocks_total,
+                utilization_ppm=busy_ppm(load, elapsed(group.since, now), facts.tick_ns, now),
             )
         )
     return found

@@ -16,7 +16,7 @@ from headrace.plane.pace import Pace
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.envelopes import reading
 from headrace.policy.scaling.forecast import History
-from headrace.units import MICRO, NS_PER_S, NS_PER_US, SUM_MAX, DurationNs, InstantNs, seconds
+from headrace.units import NS_PER_S, NS_PER_US, SUM_MAX, DurationNs, InstantNs, seconds
 
 SERVES = ""
 """The stage of a group that serves, or has: its start is over."""
@@ -24,23 +24,23 @@ ASLEEP = "asleep"
 """The stage of a standby group that could be woken."""
 
 
-_ALL = ClassName("")
+_ALL, _SQUARES = ClassName(""), ClassName("squares")
 _SURE = 3
-"""Standard deviations beyond which more than the mean is a rise."""
+"""Standard deviations from the mean beyond which it is no chance."""
 
 
 class Offers(Pace):
-    """The urgent work that comes in, as the mean of about a minute; a rise beyond chance is believed at once.
+    """The urgent work that comes in, as the mean of about a minute; a change beyond chance is believed at once.
 
     Chance is that of single arrivals: a sum of independent ones varies by the root of the sum of their
-    squares.
+    squares. A fall that were followed slowly would be needed for longer than it is, and its windows begin late.
     """
 
     MEMORY_S: ClassVar[int] = 60
     fresh_ns: int = 0
     """Work since the last look."""
     squares_us: int = 0
-    """Squares of its parts."""
+    """Squares of its parts, in us."""
     looked_at: InstantNs | None = None
 
     def come(self, work_ns: int, now: InstantNs) -> None:
@@ -48,16 +48,23 @@ class Offers(Pace):
         self.forget(now)
         self.add(_ALL, work_ns)
         self.fresh_ns += work_ns
-        self.squares_us = min(SUM_MAX, self.squares_us + (work_ns // NS_PER_US) ** 2)
+        square = min(SUM_MAX, (work_ns // NS_PER_US) ** 2)
+        self.work_ns[_SQUARES] = min(SUM_MAX, self.work_ns.get(_SQUARES, 0) + square)
+        self.squares_us = min(SUM_MAX, self.squares_us + square)
 
     def look(self, now: InstantNs) -> int:
         """Return the rate, in millionths of work-seconds per second, and begin to count anew."""
         self.forget(now)
         passed = 0 if self.looked_at is None else now - self.looked_at
         if passed:
-            sure = max(0, self.fresh_ns - _SURE * isqrt(self.squares_us) * NS_PER_US)
-            if sure * MICRO > self.micro((_ALL,)) * passed:
-                self.work_ns = {_ALL: self.fresh_ns * self.MEMORY_S * NS_PER_S // passed}
+            memory = self.MEMORY_S * NS_PER_S
+            usual = self.work_ns.get(_ALL, 0) * passed // memory
+            squares = max(self.squares_us, self.work_ns.get(_SQUARES, 0) * passed // memory)
+            if abs(self.fresh_ns - usual) > _SURE * isqrt(squares) * NS_PER_US:
+                self.work_ns = {
+                    _ALL: self.fresh_ns * memory // passed,
+                    _SQUARES: min(SUM_MAX, self.squares_us * memory // passed),
+                }
         self.fresh_ns, self.squares_us, self.looked_at = 0, 0, now
         return self.micro((_ALL,))
 
@@ -120,6 +127,12 @@ class PoolScale(Struct):
     repeats: Offers = field(default_factory=Offers)
     usual_prefill_ns: int = 0
     """Of a usual urgent prompt."""
+    input_tokens: int = 0
+    """Prompts that came in since the last tick, where a rule goes by them."""
+    output_tokens: int = 0
+    """Their answers, as predicted."""
+    counted_at: InstantNs = InstantNs(0)
+    """When that tick was."""
     over: int = 0
     """Urgent requests that were over since the last tick, refused ones included."""
     met: int = 0

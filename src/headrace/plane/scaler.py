@@ -4,10 +4,12 @@ All it looks at is in the plane's own books. What it asks for is booked in the s
 tick counts it; a group that then cannot be had is settled by what is told of it.
 """
 
+from headrace.model.decision import HELPLESS, Decision, Reject
 from headrace.model.effect import AskGroup, Decided
 from headrace.model.group import Life
 from headrace.model.ids import ModelName, PoolName, ReplicaName
 from headrace.model.scaling import ScaleDecision, ScaleRecord
+from headrace.model.scaling_spec import By
 from headrace.model.stages import Stage
 from headrace.plane import groups
 from headrace.plane.asked import Asked
@@ -27,16 +29,24 @@ _MONDAY_S = 4 * 86_400
 """1970 began on a Thursday: the first Monday was four days later."""
 
 
-def offered(m: Machine, asked: Asked, now: InstantNs) -> None:
-    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it.
+def offered(m: Machine, asked: Asked, decision: Decision, now: InstantNs) -> None:
+    """Count a request as it comes in, let in or not, for one of the pools that might serve it.
 
-    Repeats apart: they are what a lack of capacity makes of the demand, and foretell none.
+    Urgent ones alone and none that was refused for what no group would change, but where a pool goes by a
+    rule that tells none apart. Repeats apart: they are what a lack of capacity makes of the demand, and
+    foretell none.
     """
     pools = m.settings.scaling(asked.model, asked.slo_class)
-    if not pools or asked.class_spec.ttft_ms is None:
+    if not pools:
         return
     name = pools[asked.request.id % len(pools)]
     facts, books, work = m.settings.scaled[name], m.state.pools[name], asked.demand.work_p50_ns
+    if facts.settings.by is By.TOKENS:
+        books.input_tokens += asked.demand.input_tokens
+        books.output_tokens += asked.demand.output_p50
+    helpless = isinstance(decision, Reject) and decision.reason in HELPLESS
+    if asked.class_spec.ttft_ms is None or helpless:
+        return
     if asked.request.repeat:
         books.repeats.come(work, now)
         return
@@ -139,7 +149,7 @@ def configure(m: Machine, now: InstantNs) -> None:
         books = state.pools.get(name)
         if books is None:
             books = state.pools[name] = PoolScale(next_at=None)
-            books.offers.looked_at = books.repeats.looked_at = now
+            books.offers.looked_at = books.repeats.looked_at = books.counted_at = now
         if books.next_at is None or books.next_at > later(now, facts.tick_ns):
             books.next_at = later(now, facts.tick_ns)
         _take_over(m, facts.model, name, books, now)

@@ -13,6 +13,7 @@ from headrace.model.scaling import (
     Brake,
     GoodputFacts,
     GroupFacts,
+    RuleFacts,
     ScaleDecision,
     ScaleEvidence,
     ScaleMemory,
@@ -20,7 +21,7 @@ from headrace.model.scaling import (
     Standing,
     Steps,
 )
-from headrace.model.scaling_spec import Day, Mode, Scaling, Schedule
+from headrace.model.scaling_spec import By, Day, Mode, Scaling, Schedule
 from headrace.policy.scaling.decide import decide, remembered
 from headrace.units import MICRO
 from tests.policy.scaling.made import (
@@ -53,7 +54,8 @@ def test_the_largest_number_wins() -> None:
 
 
 def test_every_signal_is_in_every_decision_once() -> None:
-    assert [one.signal for one in decided().readings] == list(Signal)
+    ours = [one for one in Signal if one.value not in list(By)]
+    assert [one.signal for one in decided().readings] == ours
 
 
 def test_nothing_known_of_demand_or_envelopes_still_keeps_the_floor() -> None:
@@ -290,6 +292,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
         min=low, max=draw(st.integers(max(1, low), 12)), standby=draw(st.integers(0, 2)),
         reserve=draw(st.integers(0, 2)), max_gpus=draw(st.none() | st.integers(8, 40)),
         mode=draw(st.sampled_from(Mode)),
+        by=draw(st.sampled_from([one for one in By if low or one is not By.UTILIZATION])),
     )  # fmt: skip
     count = draw(st.integers(0, 10))
     there = tuple(
@@ -303,9 +306,17 @@ def drawn(draw: st.DrawFn) -> Drawn:
         for i in range(count)
     )  # fmt: skip
     samples = tuple(
-        sample(f"g{i}", draw(st.integers(0, 1_000)), age_ns=draw(st.integers(0, 30)) * S)
+        sample(
+            f"g{i}", draw(st.integers(0, 1_000)), age_ns=draw(st.integers(0, 30)) * S,
+            utilization_ppm=draw(st.none() | st.integers(0, MICRO)),
+        )
         for i in draw(st.sets(st.integers(0, 12)))
-    )
+    )  # fmt: skip
+    amount = st.integers(0, 10**6)
+    rule = st.builds(
+        RuleFacts, waiting=amount, backlog_tokens=amount, reserved_tokens=amount, input_tokens=amount,
+        output_tokens=amount, span_ns=st.integers(0, 30 * S),
+    )  # fmt: skip
     facts = evidence(
         demand=demand(
             draw(st.integers(0, 20)), urgent_ns=draw(st.integers(0, 500)) * S,
@@ -323,7 +334,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
                 target_ppm=st.just(990_000), window_ns=st.just(60 * S),
             )
         ),
-        frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, ScaleMemory()])),
+        rule=draw(rule), frozen=draw(st.booleans()), memory=draw(st.sampled_from([LONG_AGO, ScaleMemory()])),
     )  # fmt: skip
     return Drawn(settings, facts)
 

@@ -87,6 +87,22 @@ def test_a_forecast_that_was_never_checked_has_no_error() -> None:
     assert believed(HOURLY, foreseen(taught([1.0, 2.0, 3.0])), MICRO) == MICRO
 
 
+def test_one_that_was_just_wrong_is_not_believed_for_its_past() -> None:
+    calm = taught([2.0] * 100)
+    upset = taught([8.0] * 10, calm, start=100)
+    assert foreseen(upset).error_ppm is not None
+    assert (foreseen(upset).error_ppm or 0) > MICRO // 2
+    calmed = taught([8.0] * 30, upset, start=110)
+    assert (foreseen(calmed).error_ppm or 0) < MICRO // 4
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 30))
+def test_after_a_burst_no_rise_is_foreseen(high: int, long: int, after: int) -> None:
+    burst = [1.0] * 40 + [1.0 + high / 4] * long + [1.0] * (after + 1)
+    facts = foreseen(taught(burst))
+    assert believed(HOURLY, facts, MICRO) <= 1.1 * MICRO
+
+
 def test_nobody_counting_for_a_season_forgets_it() -> None:
     made = taught([2.0] * 50)
     made.add(HOURLY, 0, InstantNs(1_000 * 30 * S), AHEAD)

@@ -183,9 +183,26 @@ def test_kv_blocks_of_what_waits_count_as_well() -> None:
     assert reading(decided(demand=waiting), Signal.KV).desired == 3  # (200 + 1,600) / 850
 
 
+def foreseen(ahead: float, error: int | None, level: float = 1.0) -> ForecastFacts:
+    """Return a forecast of a rate, from where it stands now."""
+    return ForecastFacts(
+        level_micro=round(level * MICRO),
+        at_landing_micro=round(ahead * MICRO),
+        error_ppm=error,
+        checked=64,
+    )
+
+
+def test_a_forecast_that_has_not_followed_a_fall_yet_is_no_rise() -> None:
+    found = reading(decided(PLAIN, urgent=1.0, forecast=foreseen(3.0, 0, 3.2)), Signal.FORECAST)
+    assert (found.desired, found.why) == (0, "no rise is foreseen")
+    rising = reading(decided(PLAIN, urgent=1.0, forecast=foreseen(5.2, 0, 3.2)), Signal.FORECAST)
+    assert dict(rising.numbers)["used_micro"] == 3 * MICRO
+
+
 def test_forecast_is_used_as_far_as_its_error_allows() -> None:
     def used(error: int | None, ahead: float = 5.0) -> int:
-        said = ForecastFacts(at_landing_micro=round(ahead * MICRO), error_ppm=error, checked=64)
+        said = foreseen(ahead, error)
         found = reading(decided(PLAIN, urgent=1.0, forecast=said), Signal.FORECAST)
         return dict(found.numbers)["used_micro"]
 
@@ -196,11 +213,9 @@ def test_forecast_is_used_as_far_as_its_error_allows() -> None:
 
 
 def test_forecast_that_is_not_believed_says_so_and_one_that_is_wins() -> None:
-    said = ForecastFacts(at_landing_micro=5 * MICRO, error_ppm=0, checked=64)
+    said = foreseen(5.0, 0)
     assert decided(PLAIN, urgent=1.0, forecast=said).winner is Signal.FORECAST
-    unsure = decided(
-        PLAIN, urgent=1.0, forecast=ForecastFacts(at_landing_micro=5 * MICRO, error_ppm=None)
-    )
+    unsure = decided(PLAIN, urgent=1.0, forecast=foreseen(5.0, None))
     assert "not to be trusted" in reading(unsure, Signal.FORECAST).why
     off = decided(Scaling(forecast=None), urgent=1.0, forecast=said)
     assert reading(off, Signal.FORECAST).desired == 0

@@ -19,8 +19,9 @@ from headrace.model.scaling import (
     Standing,
     Steps,
 )
-from headrace.model.scaling_spec import Mode, Scaling, ppm
+from headrace.model.scaling_spec import By, Mode, Scaling, ppm
 from headrace.policy.scaling.reserve import with_reserve
+from headrace.policy.scaling.rules import ruled
 from headrace.policy.scaling.signals import readings
 from headrace.policy.scaling.supply import Supply
 from headrace.policy.scaling.victims import to_cancel, to_drain, to_recall, to_wake
@@ -53,7 +54,8 @@ class _Choice:
     def __init__(self, settings: Scaling, evidence: ScaleEvidence) -> None:
         self.settings, self.evidence = settings, evidence
         self.supply = Supply(settings, evidence)
-        self.readings = readings(settings, evidence, self.supply)
+        says = readings if settings.by is By.SLO else ruled
+        self.readings = says(settings, evidence, self.supply)
         self.brakes: list[Brake] = []
         self.ceiling = settings.ceiling(evidence.gpus)
         floor = settings.floor_at(evidence.minute, evidence.ready_p90_ns)

@@ -148,20 +148,31 @@ class History(Struct):
             return None
         steps = min(_AHEAD_MAX, max(1, ceil_div(ahead_ns, seconds(settings.interval_s))))
         checked = len(self.errors)
-        mean = sum(self.errors) // checked if checked >= _ENOUGH else None
         return ForecastFacts(
-            at_landing_micro=self._foreseen(settings, steps), error_ppm=mean, checked=checked
+            level_micro=self.level,
+            at_landing_micro=self._foreseen(settings, steps),
+            error_ppm=self._error() if checked >= _ENOUGH else None,
+            checked=checked,
         )
+
+    def _error(self) -> int:
+        """Return the mean part by which it was off, or of the last few if that is more.
+
+        One that has just been wrong is not believed for its past: after a burst it sees trends.
+        """
+        last = self.errors[-_ENOUGH:]
+        return max(sum(self.errors) // len(self.errors), sum(last) // len(last))
 
 
 def believed(settings: Forecasting, facts: ForecastFacts, now_micro: int) -> int:
     """Return the rate to prepare for: what is offered now, and as much of the foreseen rise as is trusted.
 
-    In proportion to how far its error is below the limit; one that was never checked is not believed.
+    In proportion to how far its error is below the limit; one that was never checked is not believed. What
+    it still takes to be offered, and is not any more, is no rise.
     """
     if facts.error_ppm is None:
         return now_micro
     limit = ppm(settings.error_limit)
     trusted = max(0, limit - facts.error_ppm)
-    rise = max(0, facts.at_landing_micro - now_micro)
+    rise = max(0, facts.at_landing_micro - max(now_micro, facts.level_micro))
     return now_micro + rise * trusted // limit

@@ -169,7 +169,8 @@ def _forecast(settings: Scaling, evidence: ScaleEvidence, supply: Supply) -> Rea
         ("error_ppm", _ABSENT if error is None else error), ("checked", facts.checked),
     )  # fmt: skip
     if used <= rate:
-        why = "no rise is foreseen" if facts.at_landing_micro <= rate else "it is not to be trusted"
+        rises = facts.at_landing_micro > max(rate, facts.level_micro)
+        why = "it is not to be trusted" if rises else "no rise is foreseen"
         return _quiet(signal, why, *numbers)
     need = _work_need(settings, evidence, used)
     why = "offered work will have risen when a group asked for now is ready"
