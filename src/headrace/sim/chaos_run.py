@@ -70,7 +70,7 @@ def run_chaos(chaos: Chaos, seed: int) -> Ran:
         onlooker.checker.finish(world)
     except Broken as wrong:
         broken = str(wrong)
-    told = [*onlooker.happened, *_injected(chaos.faults)]
+    told = [*_injected(chaos.faults), *onlooker.happened]
     verdicts: tuple[Verdict, ...] = ()
     if broken is None:
         verdicts = judge(chaos.expect, _account(world, onlooker))
