@@ -40,7 +40,7 @@ def test_a_group_that_is_slow_counts_at_its_part_is_sent_less_and_is_made_up_for
     assert asked.decision.desired == 4
     sent = Counter(r.placement.replica for r in ran.decisions if isinstance(r, RouteRecord))
     assert sent[SLOW] * 2 < sent[ReplicaName("pool-1")]
-    assert met(ran, 0.0, 90.0) < met(ran, 90.0, 150.0)
+    assert met(ran, 60.0, 150.0) == 1.0
 
 
 def test_the_same_load_on_groups_as_fast_as_they_should_be_asks_for_none() -> None:
@@ -62,3 +62,14 @@ def test_a_pool_whose_profile_is_wrong_throughout_is_not_condemned() -> None:
         if r.signal is Signal.LOST_CAPACITY
     ]
     assert set(lost) == {0}
+
+
+def test_what_a_slow_group_is_sent_it_serves_in_time_where_no_group_can_be_added() -> None:
+    most = replace(QUICK, min=3, max=3)
+    rows = [
+        replace(row, output_tokens=row.output_tokens * 3) for row in steady(((0.0, 90.0, 8.0),))
+    ]
+    ran = run(scaled(most, replicas=3, faults=[Slow(replica=0, factor=3.0)]), rows=rows)
+    there = [row for row in ran.rows(replica=SLOW) if row.entry.arrived_at >= 50 * NS_PER_S]
+    assert len(there) > 20
+    assert sum(row.met for row in there) > 0.8 * len(there)

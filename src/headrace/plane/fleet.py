@@ -8,6 +8,7 @@ cheapest few and the prefix holders instead of all. Chooses nothing: that is rou
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from headrace.model.demand import Demand
 from headrace.model.deployment import PoolSpec
@@ -41,6 +42,14 @@ MEMORY = 8
 """Attempts over which a cache's reliability is learnt: each newest counts as one of so many."""
 
 
+SLOWEST = 20
+"""A replica is seen as at most so many times as slow as usual: one that stands still may go on."""
+_TAKES_LONGER = (
+    "pending_prefill_ns", "behind_ns", "prefill_left_ns", "prefill_ns", "prefix_credit_ns", "step_ns",
+    "decode_extra_ns", "mean_step_ns",
+)  # fmt: skip
+
+
 class Replica(Struct):
     """One ready replica, by its present incarnation."""
 
@@ -70,6 +79,8 @@ class Replica(Struct):
     """When its cache was last lost, if it ever was."""
     speed: Speed = field(default_factory=Speed)
     """How fast it goes, if its pool scales."""
+    part: int | None = None
+    """The part of the usual pace that this is, in millionths. None: nobody knows."""
 
     def believed(self, cached: Tokens, facts: "PoolFacts") -> Tokens:
         """Return how many of the tokens expected in its cache to count on.
@@ -358,7 +369,7 @@ def view(
         mixed = (step - alone) * min(load.pending_prefill_ns, busy) // busy
         mean_step = DurationNs(alone + mixed)
     # By position: keywords would cost a third of the whole view, and this is made eight times a decision.
-    return ReplicaView(
+    seen = ReplicaView(
         replica.name,
         replica.incarnation,
         load.pending_prefill_ns,
@@ -382,6 +393,14 @@ def view(
         mean_step,
         mean_bound,
     )
+    return seen if replica.part is None or replica.part == MICRO else _slowed(seen, replica.part)
+
+
+def _slowed(seen: ReplicaView, part: int) -> ReplicaView:
+    """Return how a replica is seen that goes at a part of the usual pace: all takes longer there."""
+    part = max(part, MICRO // SLOWEST)
+    times = {name: DurationNs(getattr(seen, name) * MICRO // part) for name in _TAKES_LONGER}
+    return replace(seen, **times)
 
 
 def was_reset(before: Snapshot, after: Snapshot) -> bool:

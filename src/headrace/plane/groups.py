@@ -158,6 +158,9 @@ def take_over(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> N
 
 def release(m: Machine, pool: PoolName, group: Group) -> None:
     """Keep what serves, as a replica like any other: its pool has a fixed number of them now."""
+    replica = replica_of(m.state.models[ModelName(m.settings.pools[pool].spec.model)], group)
+    if replica is not None:
+        replica.part = None
     if group.drain_by is not None:
         group.life = Life.WANTED
         _open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)

@@ -13,7 +13,7 @@ from headrace.plane.machine import Machine
 from headrace.plane.scale_state import Group, PoolScale, ScaledPool
 from headrace.plane.speed import part, usual
 from headrace.plane.state import ModelState
-from headrace.units import InstantNs, Tokens, elapsed, seconds
+from headrace.units import MICRO, InstantNs, Tokens, elapsed, seconds
 
 
 def is_warming(m: Machine, replica: Replica, now: InstantNs) -> bool:
@@ -35,16 +35,24 @@ def warm(m: Machine, known: ModelState, pool: PoolName, now: InstantNs) -> int:
     return ready - sum(is_warming(m, one, now) for one in mine)
 
 
-def look(m: Machine, known: ModelState, now: InstantNs) -> None:
-    """Measure the replicas of a model's pools that scale, at a tick."""
+def look(m: Machine, known: ModelState, now: InstantNs) -> bool:
+    """Measure the replicas of a model's pools that scale, at a tick; return whether any is seen otherwise."""
+    scaled: dict[PoolName, list[Replica]] = {}
     for replica in known.fleet.replicas.values():
         if replica.pool in m.settings.scaled:
-            load, profile = (
-                m.state.ledger.loads[replica.incarnation],
-                m.settings.pools[replica.pool],
-            )
+            load, pool = m.state.ledger.loads[replica.incarnation], m.settings.pools[replica.pool]
             warming = is_warming(m, replica, now)
-            replica.speed.tick(profile.spec.profile, load, now, warming=warming)
+            replica.speed.tick(pool.spec.profile, load, now, warming=warming)
+            scaled.setdefault(replica.pool, []).append(replica)
+    changed = False
+    for mine in scaled.values():
+        paces = [one.speed.ppm() for one in mine]
+        typical = usual(paces)
+        for one, pace in zip(mine, paces, strict=True):
+            before, one.part = one.part, part(pace, typical)
+            changed = changed or _seen(before) != _seen(one.part)
+    known.fleet.version += changed  # who waits may find room where there was none
+    return changed
 
 
 def prefilled(m: Machine, replica: Replica, flight: Flight) -> None:
@@ -59,15 +67,13 @@ def prefilled(m: Machine, replica: Replica, flight: Flight) -> None:
 
 def effective(m: Machine, facts: ScaledPool, books: PoolScale) -> dict[ReplicaName, int]:
     """Return the part of its envelope that each group does, in millionths, of those of which it is known."""
-    known = m.state.models[facts.model]
-    up = {name: replica_of(known, group) for name, group in books.groups.items()}
-    paces = {name: one.speed.ppm() for name, one in up.items() if one is not None}
-    typical = usual(paces.values())
-    found = {
-        name: _part(facts, group, part(paces.get(name), typical))
-        for name, group in books.groups.items()
-    }
-    return {name: known for name, known in found.items() if known is not None}
+    known, found = m.state.models[facts.model], {}
+    for name, group in books.groups.items():
+        replica = replica_of(known, group)
+        does = _part(facts, group, None if replica is None else replica.part)
+        if does is not None:
+            found[name] = does
+    return found
 
 
 def _part(facts: ScaledPool, group: Group, seen: int | None) -> int | None:
@@ -78,3 +84,8 @@ def _part(facts: ScaledPool, group: Group, seen: int | None) -> int | None:
     if told is None:
         return seen
     return told if seen is None else min(told, seen)
+
+
+def _seen(part_: int | None) -> int:
+    """Return the part of the usual pace that a replica is believed to go at."""
+    return MICRO if part_ is None else part_

@@ -55,14 +55,14 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
         ledger.progress(flight, made, m.settings.prices[flight.model])
         if flight.charged != before:
             grown[flight.model] = None
-    for known in state.models.values():
+    for model, known in state.models.items():
         queued = known.backlog.queued
         for pool, rate in known.rates.items():
             served = m.settings.served_by(pool)
             waiting = any(queued.get(name) for name in served)
             rate.tick(now, health.warm(m, known, pool, now), waiting=waiting)
-        if m.settings.scaled:
-            health.look(m, known, now)
+        if m.settings.scaled and health.look(m, known, now):
+            grown[model] = None
     for model in grown:
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
