@@ -1,6 +1,6 @@
 """What happens when a request arrives: decide, book, queue, or refuse."""
 
-from headrace.model.decision import Degrade, LetIn, Reason, Reject
+from headrace.model.decision import Decision, Degrade, LetIn, Reason, Reject
 from headrace.model.effect import Concluded, Decided, Entry, Fail, Refuse
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import ClassName, ModelName, RequestId
@@ -59,7 +59,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
     tally = m.state.accounts.tally(request.tenant, slo_class)
     if not request.deferred:
         m.state.accounts.offer(tally, entry)
-        offered(m, asked, now)
+        offered(m, asked, now, refused=_is_theirs(decision))
     if isinstance(decision, Reject):
         row = _refused(request, asked, entry, decision, now)
         m.out += (
@@ -67,7 +67,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
             row,
         )
         m.state.accounts.conclude(tally, row)
-        m.count_over(row)
+        m.count_over(row, refused=_is_theirs(decision))
         return None
     level = decision.lesser.level if isinstance(decision, Degrade) else 0
     m.state.accounts.admit(tally, level, deferred=request.deferred, sent=False)
@@ -76,6 +76,11 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
         return None
     _enqueue(m, form, live, now)
     return form.model
+
+
+def _is_theirs(decision: Decision) -> bool:
+    """Return whether a caller's own contract or limits refuse: any number of groups would not help."""
+    return isinstance(decision, Reject) and not decision.is_ours
 
 
 def _admitted(

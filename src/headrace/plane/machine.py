@@ -348,12 +348,13 @@ class Machine:
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
         self.count_over(row)
 
-    def count_over(self, row: Concluded) -> None:
+    def count_over(self, row: Concluded, *, refused: bool = False) -> None:
         """Count a request that is over for one of the pools that scale and might have served it.
 
-        One that was put aside was in no hurry.
+        One that was put aside was in no hurry, and what a restart cut was not for lack of groups, nor what
+        its caller's own limits `refused`.
         """
-        if row.deferred:
+        if refused or row.deferred or row.reason is Reason.RESTARTED:
             return
         pools = self.settings.scaling(row.model, row.slo_class)
         if pools and self.settings.classes[row.slo_class].ttft_ms is not None:
