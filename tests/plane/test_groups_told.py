@@ -220,3 +220,42 @@ def test_groups_of_another_model_go_and_are_asked_for_anew() -> None:
     told(made, "r0", GroupStep.STOPPED, gpus=0)
     made.wait(15 * S)
     assert asked(made) == ["p-0.1"]
+
+
+def test_sleepers_go_when_the_budget_of_gpus_falls_below_what_is_held() -> None:
+    made = scaled(replicas=2, min=2, standby=2)
+    made.wait(15 * S)
+    sleepers = asked(made)
+    for name in sleepers:
+        told(made, name, GroupStep.ASLEEP)
+    (pool,) = made.plane.settings.config.pools
+    assert pool.scaling is not None
+    changed(made, replace(pool.scaling, max_gpus=3))
+    for _ in range(3):
+        made.wait(15 * S)
+    assert len(stopped(made)) == 1
+    assert set(stopped(made)) < set(sleepers)
+    assert made.known.fleet.ready == {P: 2}
+
+
+def test_groups_beyond_the_budget_that_serve_are_drained_at_once() -> None:
+    made = scaled(replicas=3, min=1, in_window_s=600.0)
+    (pool,) = made.plane.settings.config.pools
+    assert pool.scaling is not None
+    changed(made, replace(pool.scaling, max_gpus=1))
+    for _ in range(4):
+        made.wait(15 * S)
+    assert len(stopped(made)) == 2
+    assert made.known.fleet.ready == {P: 1}
+
+
+def test_what_comes_up_while_it_goes_takes_nothing_once_its_pool_scales_again() -> None:
+    made = scaled(min=2)
+    made.wait(15 * S)
+    (name,) = asked(made)
+    (pool,) = made.plane.settings.config.pools
+    changed(made, None)
+    assert stopped(made) == [name]
+    made.up(name)
+    made.configure(replace(made.plane.settings.config, pools=(pool,)), revision=3)
+    assert made.known.fleet.ready == {P: 1}

@@ -196,7 +196,7 @@ def release(m: Machine, pool: PoolName, group: Group) -> None:
     """Keep what serves, as a replica like any other: its pool has a fixed number of them now."""
     if group.drain_by is not None:
         group.life = Life.WANTED
-        _open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
+        open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
     _forget(m, pool, m.state.pools[pool], group.name)
 
 
@@ -219,7 +219,7 @@ def risen(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> None:
     elif group.life is Life.STANDBY or (group.life is Life.DRAINING and group.drain_by is None):
         # It was woken before a restart, or whoever took it away has thought better of it.
         group.life, group.since = Life.WANTED, now
-    _open_or_close(m, facts.model, group)
+    open_or_close(m, facts.model, group)
 
 
 def fallen(m: Machine, pool: PoolName, name: ReplicaName, now: InstantNs) -> None:
@@ -259,7 +259,7 @@ def why_lost(m: Machine, pool: PoolName, name: ReplicaName) -> Reason:
     return Reason.DRAINED if drained else Reason.REPLICA_LOST
 
 
-def _open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
+def open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
     """Have a group's replica take requests if it may; return whether it takes more than before."""
     known = m.state.models[model]
     replica = replica_of(known, group)
@@ -280,7 +280,7 @@ def _open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
 def settle_place(m: Machine, pool: PoolName, group: Group, now: InstantNs) -> None:
     """Open or close a group's replica as it stands, and let what waits go on by that."""
     facts = m.settings.scaled.get(pool)
-    if facts is not None and _open_or_close(m, facts.model, group):
+    if facts is not None and open_or_close(m, facts.model, group):
         group.since = now
         dispatch.run(m, facts.model, m.state.models[facts.model], now)
 

@@ -161,6 +161,8 @@ def _take_over(
     for replica in m.state.models[model].fleet.replicas.values():
         if replica.pool == pool and replica.name not in books.groups:
             groups.take_over(m, pool, replica, now)
+        elif replica.pool == pool:  # one that came up while it went and nobody scaled
+            groups.open_or_close(m, model, books.groups[replica.name])
 
 
 def _let_go(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs) -> None:
