@@ -1,5 +1,6 @@
 """Groups as others tell of them: late, twice, lost, unknown; and what is no demand for them."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -259,3 +260,27 @@ def test_what_comes_up_while_it_goes_takes_nothing_once_its_pool_scales_again() 
     made.up(name)
     made.configure(replace(made.plane.settings.config, pools=(pool,)), revision=3)
     assert made.known.fleet.ready == {P: 1}
+
+
+def test_whoever_refuses_for_ever_is_asked_ever_less_often_until_a_group_is_placed() -> None:
+    made = scaled(min=3)
+    times = []
+    for _ in range(200):
+        before = len(asked(made))
+        made.wait(15 * S)
+        if new := asked(made)[before:]:
+            times.append(made.now // (15 * S))
+            assert len(new) == 2
+        for name in new:
+            told(made, name, GroupStep.REFUSED, gpus=0)
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    assert gaps[:5] == [1, 2, 4, 8, 16]
+    assert set(gaps[5:]) == {16}
+    assert list(books(made).groups) == ["r0"]
+    while len(asked(made)) == before + len(new):
+        made.wait(15 * S)
+    told(made, asked(made)[-1], GroupStep.COMING, stage=Stage.IMAGE)
+    told(made, asked(made)[-2], GroupStep.REFUSED, gpus=0)
+    before = len(asked(made))
+    made.wait(15 * S)
+    assert len(asked(made)) == before + 1, "some are placed: the rest is worth asking for"

@@ -17,7 +17,10 @@ from headrace.plane.fleet import Replica
 from headrace.plane.machine import Machine
 from headrace.plane.scale_state import ASLEEP, SERVES, Group, PoolScale, ScaledPool
 from headrace.plane.state import ModelState
-from headrace.units import InstantNs, later, seconds
+from headrace.units import DurationNs, InstantNs, later, seconds
+
+_DOUBLED = 4
+"""Times that the wait after a refusal doubles at most: to sixteen ticks."""
 
 
 def is_up(m: Machine, group: Group) -> bool:
@@ -71,12 +74,27 @@ def told(m: Machine, event: GroupTold, now: InstantNs, *, listed: bool = False) 
         group = _found(books, event, now)
     if event.step in GROUP_OVER:
         books.failed += group.life is not Life.STOPPING and not group.rose
+        if event.step is GroupStep.REFUSED and facts is not None:
+            _refused(books, facts, now)
         _over(m, books, group, now)
         return
     group.told = True
+    if event.gpus and not group.rose:
+        books.refusals, books.ask_after = 0, None
     _hold(event, group, facts, now)
     _step(m, books, event, group, now)
     settle_place(m, event.pool, group, now)
+
+
+def _refused(books: PoolScale, facts: ScaledPool, now: InstantNs) -> None:
+    """Ask again after a tick, and after twice as long each time: whoever has none is not asked for ever.
+
+    All that are refused meanwhile were asked for at once, and count as one.
+    """
+    if books.ask_after is None or now >= books.ask_after:
+        wait = facts.tick_ns << min(books.refusals, _DOUBLED)
+        books.refusals += 1
+        books.ask_after = later(now, DurationNs(wait))
 
 
 def _is_elsewhere(m: Machine, event: GroupTold) -> bool:

@@ -59,6 +59,7 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
         groups=tuple(there),
         samples=tuple(_samples(m, facts, books, seen, now)),
         domains=settings.domains,
+        refused=books.ask_after is not None and now < books.ask_after,
         frozen=m.state.scale_frozen,
         memory=books.memory,
     )
@@ -293,7 +294,7 @@ def _expected(m: Machine, pool: PoolName, now: InstantNs) -> ArrivalFacts | None
     acts = settings.mode is Mode.ACT and not m.state.scale_frozen
     if not coming and acts and books.next_at is not None and settings.ceiling(facts.gpus):
         # As long as anything waits the next decision asks for one.
-        wait = max(0, books.next_at - now)
+        wait = max(0, books.next_at - now, (books.ask_after or now) - now)
         ready = facts.ready
         coming = [Ahead(DurationNs(wait + ready.p50_ns), DurationNs(wait + ready.p90_ns))]
     if not coming:

@@ -115,6 +115,10 @@ class PoolScale(Struct):
     risen: int = 0
     """Starts that ended ready."""
     failed: int = 0
+    refusals: int = 0
+    """Times that groups were refused, one after the other, and none was placed between."""
+    ask_after: InstantNs | None = None
+    """Until then none is asked for: they were refused lately."""
     offers: Offers = field(default_factory=Offers)
     usual_prefill_ns: int = 0
     """Of a usual urgent prompt."""

@@ -151,6 +151,9 @@ class _Choice:
                 self.brakes.append(Brake.GPUS)
             new = max(0, min(new, free))
             more = min(more, free - new)
+        if self.evidence.refused and new + max(0, more):
+            self.brakes.append(Brake.RATE)
+            new, more = 0, min(more, 0)
         drop = [] if supply.stale else to_cancel(asleep)[: max(0, -more)]
         return Steps(
             recall=tuple(recall),
