@@ -171,7 +171,7 @@ def test_a_drain_that_ends_streams_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_partial_group_that_serves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_open_or_close", lambda *_: False)
+    monkeypatch.setattr(groups, "open_or_close", lambda *_: False)
     with pytest.raises(Broken, match="INV-15"):
         run(scaled(QUICK, replicas=3), rows=steady(((0.0, 100.0, 12.0),), given=2_000))
 

@@ -191,6 +191,8 @@ class ScaleEvidence(Struct, frozen=True, kw_only=True):
     samples: tuple[GroupSample, ...] = ()
     domains: tuple[str, ...] = ()
     """Failure domains that groups may be placed in, those that are down left out."""
+    refused: bool = False
+    """Groups were refused so lately that none is to be asked for yet."""
     frozen: bool = False
     """An operator froze the scale of the fleet."""
     memory: ScaleMemory = ScaleMemory()
@@ -242,7 +244,7 @@ class Brake(StrEnum):
     WINDOW = "window"
     """More was needed within the stabilization window."""
     RATE = "rate"
-    """More than may change at once."""
+    """More than may change at once, or be asked for so soon after a refusal."""
     YOUNG = "young"
     """What could go has not lived long enough."""
     MAXIMUM = "maximum"

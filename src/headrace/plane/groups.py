@@ -17,7 +17,19 @@ from headrace.plane.fleet import Replica
 from headrace.plane.machine import Machine
 from headrace.plane.scale_state import ASLEEP, SERVES, Group, PoolScale, ScaledPool
 from headrace.plane.state import ModelState
-from headrace.units import InstantNs, later, seconds
+from headrace.units import DurationNs, InstantNs, later, seconds
+
+_DOUBLED = 4
+"""Times that the wait after a refusal doubles at most: to sixteen ticks."""
+
+
+def is_up(m: Machine, group: Group) -> bool:
+    """Return whether a group's replica is up, open to requests or not."""
+    spec = m.settings.pools.get(group.pool)
+    return (
+        spec is not None
+        and replica_of(m.state.models[ModelName(spec.spec.model)], group) is not None
+    )
 
 
 def replica_of(known: ModelState, group: Group) -> Replica | None:
@@ -44,34 +56,61 @@ def standing(known: ModelState, group: Group) -> Standing:
 # Told ----------------------------------------------------------------------------------------
 
 
-def told(m: Machine, event: GroupTold, now: InstantNs) -> None:
-    """Keep what was heard of a group; one that nobody here asked for is taken over."""
+def told(m: Machine, event: GroupTold, now: InstantNs, *, listed: bool = False) -> None:
+    """Keep what was heard of a group; one that nobody here asked for is taken over.
+
+    `listed`: it is known to be there, so that even one that goes is taken over: it holds what it holds.
+    """
     facts, books = m.settings.scaled.get(event.pool), m.state.pools.get(event.pool)
     if books is None:
         m.ignore("group")
         return
     group = books.groups.get(event.group)
-    if event.step in GROUP_OVER:
-        if group is None:
-            m.ignore("group")
-            return
-        if group.life is not Life.STOPPING and group.stage != SERVES:
-            books.failed += 1
-        _over(m, books, group, now)
-        return
     if group is None:
-        if facts is None or event.step is GroupStep.STOPPING:
+        goes = event.step in GROUP_OVER or (event.step is GroupStep.STOPPING and not listed)
+        if goes or facts is None or _is_elsewhere(m, event):
             m.ignore("group")  # nobody here wants it, or it goes anyway
             return
-        group = _adopt(books, event.group, event.pool, event.gpus, now)
-        if event.step is GroupStep.ASLEEP:
-            group.life, group.stage = Life.STANDBY, ASLEEP
-        elif event.step is GroupStep.READY:
-            group.stage = SERVES
+        group = _found(books, event, now)
+    if event.step in GROUP_OVER:
+        books.failed += group.life is not Life.STOPPING and not group.rose
+        if event.step is GroupStep.REFUSED and facts is not None:
+            _refused(books, facts, now)
+        _over(m, books, group, now)
+        return
     group.told = True
+    if event.gpus and not group.rose:
+        books.refusals, books.ask_after = 0, None
     _hold(event, group, facts, now)
-    _step(books, event, group, now)
+    _step(m, books, event, group, now)
     settle_place(m, event.pool, group, now)
+
+
+def _refused(books: PoolScale, facts: ScaledPool, now: InstantNs) -> None:
+    """Ask again after a tick, and after twice as long each time: whoever has none is not asked for ever.
+
+    All that are refused meanwhile were asked for at once, and count as one.
+    """
+    if books.ask_after is None or now >= books.ask_after:
+        wait = facts.tick_ns << min(books.refusals, _DOUBLED)
+        books.refusals += 1
+        books.ask_after = later(now, DurationNs(wait))
+
+
+def _is_elsewhere(m: Machine, event: GroupTold) -> bool:
+    """Return whether another pool has the group: a name is of one group only."""
+    others = (books for pool, books in m.state.pools.items() if pool != event.pool)
+    return any(event.group in books.groups for books in others)
+
+
+def _found(books: PoolScale, event: GroupTold, now: InstantNs) -> Group:
+    """Take over a group that is told of and that nobody here asked for, as it is told to be."""
+    group = _adopt(books, event.group, event.pool, event.gpus, now)
+    if event.step is GroupStep.ASLEEP:
+        group.life, group.stage, group.rose = Life.STANDBY, ASLEEP, True
+    elif event.step is GroupStep.READY:
+        group.stage, group.rose = SERVES, True
+    return group
 
 
 def _hold(event: GroupTold, group: Group, facts: ScaledPool | None, now: InstantNs) -> None:
@@ -83,7 +122,8 @@ def _hold(event: GroupTold, group: Group, facts: ScaledPool | None, now: Instant
         group.ails, group.told_ppm = event.ails, event.does_ppm
     if facts is None:
         return
-    if event.gpus >= facts.gpus and Ail.BAD_RANK not in group.ails:
+    group.whole = group.whole or facts.gpus
+    if event.gpus >= group.whole and Ail.BAD_RANK not in group.ails:
         group.short_since = None
     elif group.short_since is None:
         group.short_since = now
@@ -92,19 +132,37 @@ def _hold(event: GroupTold, group: Group, facts: ScaledPool | None, now: Instant
         group.domain = min(place.within(kind) for place in event.places)
 
 
-def _step(books: PoolScale, event: GroupTold, group: Group, now: InstantNs) -> None:
-    if event.step is GroupStep.STOPPING:
-        group.life = Life.STOPPING
-    elif event.step is GroupStep.LOST:
-        books.failed += group.stage != SERVES
-        group.stage, group.stage_at, group.woken = Stage.PROVISION, now, False
-    elif event.step is GroupStep.ASLEEP:
-        books.risen += group.stage != ASLEEP
-        group.stage, group.stage_at = ASLEEP, now
-    elif event.stage is not None and event.stage != group.stage:
-        group.stage, group.stage_at = event.stage, now
-    elif event.step is GroupStep.READY and group.stage != SERVES:
-        books.risen += not group.woken
+def _step(m: Machine, books: PoolScale, event: GroupTold, group: Group, now: InstantNs) -> None:
+    """Keep how far it is. What is told of the start of one that serves by now comes late."""
+    match event.step:
+        case GroupStep.STOPPING:
+            m.state.leaving.pop(group.name, None)  # whoever stops it does not wait for what runs
+            group.life = Life.STOPPING
+        case GroupStep.LOST:
+            books.failed += not group.rose
+            group.stage, group.stage_at = Stage.PROVISION, now
+            group.woken = group.rose = False
+        case GroupStep.ASLEEP:
+            _risen(books, group)
+            if group.stage != ASLEEP:
+                group.stage, group.stage_at = ASLEEP, now
+            if (
+                group.life is Life.WANTED
+            ):  # nobody heard that it was to wake: say it again if need be
+                group.life, group.woken = Life.STANDBY, False
+        case GroupStep.READY:
+            _risen(books, group)
+        case _ if event.stage not in (None, group.stage) and not is_up(m, group):
+            assert event.stage is not None
+            group.stage, group.stage_at = event.stage, now
+        case _:
+            pass
+
+
+def _risen(books: PoolScale, group: Group) -> None:
+    """Count a start that went well, once."""
+    books.risen += not group.rose
+    group.rose = True
 
 
 def _adopt(books: PoolScale, name: ReplicaName, pool: PoolName, gpus: int, now: InstantNs) -> Group:
@@ -121,7 +179,7 @@ def listed(m: Machine, event: GroupsListed, now: InstantNs) -> None:
         for name in [name for name, one in books.groups.items() if one.told and name not in there]:
             _over(m, books, books.groups[name], now)
     for one in event.groups:
-        told(m, one, now)
+        told(m, one, now, listed=True)
     for pool, books in m.state.pools.items():
         for group in books.groups.values():
             if group.life is Life.STOPPING and group.told:  # whether anybody was told is not known
@@ -130,12 +188,12 @@ def listed(m: Machine, event: GroupsListed, now: InstantNs) -> None:
 
 def _over(m: Machine, books: PoolScale, group: Group, now: InstantNs) -> None:
     """Forget a group; if its replica seems to be up, only once it is known to be down, and closed till then."""
-    facts = m.settings.scaled.get(group.pool)
-    up = facts is not None and replica_of(m.state.models[facts.model], group) is not None
-    if not up:
+    if not is_up(m, group):
         _forget(m, group.pool, books, group.name)
         return
     m.state.leaving.pop(group.name, None)
+    if group.life is not Life.STOPPING:
+        group.drain_by = None  # nobody stopped it: what runs there is lost
     group.told, group.life, group.since, group.gpus = False, Life.STOPPING, now, 0
     settle_place(m, group.pool, group, now)
 
@@ -151,7 +209,7 @@ def take_over(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> N
     """Count a replica that serves, or did until somebody closed it, as a group of its pool."""
     gpus = m.settings.scaled[pool].gpus
     group = _adopt(m.state.pools[pool], replica.name, pool, gpus, now)
-    group.told, group.stage = False, SERVES
+    group.told, group.stage, group.rose = False, SERVES, True
     if replica.draining:
         group.life = Life.DRAINING
 
@@ -163,7 +221,7 @@ def release(m: Machine, pool: PoolName, group: Group) -> None:
         replica.part = None
     if group.drain_by is not None:
         group.life = Life.WANTED
-        _open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
+        open_or_close(m, ModelName(m.settings.pools[pool].spec.model), group)
     _forget(m, pool, m.state.pools[pool], group.name)
 
 
@@ -178,14 +236,15 @@ def risen(m: Machine, pool: PoolName, replica: Replica, now: InstantNs) -> None:
     group = books.groups.get(replica.name)
     if group is None:
         group = _adopt(books, replica.name, pool, facts.gpus, now)
-        group.told = False
+        group.told, group.rose = False, True
+    _risen(books, group)
     group.stage, group.stage_at, group.woken = SERVES, now, False
     if group.life is Life.WANTED:
         group.since = now
     elif group.life is Life.STANDBY or (group.life is Life.DRAINING and group.drain_by is None):
         # It was woken before a restart, or whoever took it away has thought better of it.
         group.life, group.since = Life.WANTED, now
-    _open_or_close(m, facts.model, group)
+    open_or_close(m, facts.model, group)
 
 
 def fallen(m: Machine, pool: PoolName, name: ReplicaName, now: InstantNs) -> None:
@@ -220,11 +279,12 @@ def why_lost(m: Machine, pool: PoolName, name: ReplicaName) -> Reason:
     """Return why what runs on a replica ends with it."""
     books = m.state.pools.get(pool)
     group = None if books is None else books.groups.get(name)
-    drained = group is not None and group.drain_by is not None
+    stopped = group is not None and group.life is Life.STOPPING
+    drained = group is not None and stopped and group.drain_by is not None
     return Reason.DRAINED if drained else Reason.REPLICA_LOST
 
 
-def _open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
+def open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
     """Have a group's replica take requests if it may; return whether it takes more than before."""
     known = m.state.models[model]
     replica = replica_of(known, group)
@@ -245,7 +305,7 @@ def _open_or_close(m: Machine, model: ModelName, group: Group) -> bool:
 def settle_place(m: Machine, pool: PoolName, group: Group, now: InstantNs) -> None:
     """Open or close a group's replica as it stands, and let what waits go on by that."""
     facts = m.settings.scaled.get(pool)
-    if facts is not None and _open_or_close(m, facts.model, group):
+    if facts is not None and open_or_close(m, facts.model, group):
         group.since = now
         dispatch.run(m, facts.model, m.state.models[facts.model], now)
 

@@ -351,10 +351,11 @@ class Machine:
     def count_over(self, row: Concluded, *, repeat: bool) -> None:
         """Count a request that is over for one of the pools that scale and might have served it.
 
-        One that was put aside was in no hurry, what no group would change says nothing of their number, and
-        of one that came again, the first try counts.
+        One that was put aside was in no hurry; what no group would change, or a restart cut, says nothing of
+        their number; of one that came again, the first try counts.
         """
-        if row.deferred or row.reason in HELPLESS or repeat:
+        no_lack = row.reason in HELPLESS or row.reason is Reason.RESTARTED
+        if row.deferred or no_lack or repeat:
             return
         pools = self.settings.scaling(row.model, row.slo_class)
         if pools and self.settings.classes[row.slo_class].ttft_ms is not None:

@@ -1,5 +1,7 @@
 """What does the scaler know of a pool? Gathered from the plane's own books, changing nothing but a history."""
 
+from heapq import nlargest
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -29,6 +31,8 @@ LOOKED_AT = 4_096
 """Live requests that one decision looks at, the oldest first: those have the least time left."""
 _LOW = 4
 """A request is short of time with less than one part in so many of its bound left."""
+_RISING = 16
+"""Groups on their way of which a refused request is told the soonest: those that are furthest."""
 _NOTHING = DurationNs(0)
 
 
@@ -64,6 +68,7 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
         groups=tuple(there),
         samples=tuple(_samples(m, facts, books, seen, now)),
         domains=settings.domains,
+        refused=books.ask_after is not None and now < books.ask_after,
         frozen=m.state.scale_frozen,
         memory=books.memory,
     )
@@ -204,7 +209,6 @@ def _facts_of(
     is_as = standing(known, group)
     rising = is_as in (Standing.COMING, Standing.STANDBY)
     ahead = arrival(facts, group, now) if rising else Ahead(_NOTHING, _NOTHING)
-    names = [name for name, _ in facts.start_of(group)]
     life = Incarnation(0) if replica is None else replica.incarnation
     short = group.short_since
     running = seen.running.get(life)
@@ -219,12 +223,18 @@ def _facts_of(
         arrival_p50_ns=ahead.p50_ns,
         arrival_p90_ns=ahead.p90_ns,
         success_ppm=success_ppm(facts.times, books.risen, books.failed) if rising else MICRO,
-        progress=names.index(group.stage) if group.stage in names else len(names),
+        progress=_progress(facts, group),
         overdue=short is not None
         and elapsed(short, now) >= round(facts.settings.partial_s * NS_PER_S),
         remaining_ns=WorkNs(0 if running is None else running.work_ns),
         prefix_ns=_prefix_ns(m.settings.pools[facts.name], replica),
     )
+
+
+def _progress(facts: ScaledPool, group: Group) -> int:
+    """Return how many stages of its start a group has been through."""
+    names = [name for name, _ in facts.start_of(group)]
+    return names.index(group.stage) if group.stage in names else len(names)
 
 
 def _prefix_ns(pool: PoolFacts, replica: Replica | None) -> WorkNs:
@@ -288,15 +298,17 @@ def expected(
 def _expected(m: Machine, pool: PoolName, now: InstantNs, *, next_one: bool) -> ArrivalFacts | None:
     facts, books = m.settings.scaled[pool], m.state.pools[pool]
     known, settings = m.state.models[facts.model], facts.settings
-    coming = [
-        arrival(facts, group, now)
+    rising = [
+        group
         for group in books.groups.values()
         if group.life is Life.WANTED and standing(known, group) is Standing.COMING
     ]
+    furthest = nlargest(_RISING, rising, key=lambda group: _progress(facts, group))
+    coming = [arrival(facts, group, now) for group in furthest]
     acts = next_one and settings.mode is Mode.ACT and not m.state.scale_frozen
     if not coming and acts and books.next_at is not None and settings.ceiling(facts.gpus):
         # As long as anything waits the next decision asks for one.
-        wait = max(0, books.next_at - now)
+        wait = max(0, books.next_at - now, (books.ask_after or now) - now)
         ready = facts.ready
         coming = [Ahead(DurationNs(wait + ready.p50_ns), DurationNs(wait + ready.p90_ns))]
     if not coming:

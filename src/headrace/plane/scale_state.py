@@ -90,8 +90,12 @@ class Group(Struct):
     """Since when it has lacked ranks; None: it has them all."""
     domain: str = ""
     """Where it stands; of several domains the first. Empty: nobody knows."""
+    whole: int = 0
+    """GPUs it needs, as it was asked for; 0: nobody has told of any yet."""
     woken: bool = False
     """It comes from sleep."""
+    rose: bool = False
+    """Its present start went well, and was counted."""
     told: bool = True
     """Somebody tells of it as a group. Else it is one for as long as its replica is up."""
     drain_by: InstantNs | None = None
@@ -116,12 +120,16 @@ class PoolScale(Struct):
 
     next_at: InstantNs | None
     """Of the next decision; None: it scales no more."""
+    model: ModelName = ModelName("")
+    """Which its groups serve."""
     groups: dict[ReplicaName, Group] = {}
-    made: int = 0
-    """Groups asked for in this epoch."""
     risen: int = 0
     """Starts that ended ready."""
     failed: int = 0
+    refusals: int = 0
+    """Times that groups were refused, one after the other, and none was placed between."""
+    ask_after: InstantNs | None = None
+    """Until then none is asked for: they were refused lately."""
     offers: Offers = field(default_factory=Offers)
     """First tries."""
     repeats: Offers = field(default_factory=Offers)

@@ -15,7 +15,7 @@ from headrace.plane import groups
 from headrace.plane.asked import Asked
 from headrace.plane.machine import Machine
 from headrace.plane.scale_facts import evidence
-from headrace.plane.scale_state import SERVES, Counted, Group, PoolScale, ScaledPool
+from headrace.plane.scale_state import Counted, Group, PoolScale, ScaledPool
 from headrace.plane.state import EPOCH_BITS
 from headrace.policy.scaling.decide import decide, remembered
 from headrace.units import NS_PER_S, InstantNs, later
@@ -119,10 +119,11 @@ def _carry_out(
 
 
 def _ask(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs, *, standby: bool) -> None:
-    books.made += 1
-    # Of another epoch is another name: a driver that comes back does not know which it has used. Replicas
-    # that a configuration numbers, of whatever pool, have no such point in theirs.
-    name = ReplicaName(f"{pool}-{m.state.attempts >> EPOCH_BITS}.{books.made}")
+    m.state.asked += 1
+    # Of another epoch is another name: a driver that comes back does not know which it has used. Nor does
+    # a pool that is back know it, so all count together. Replicas that a configuration numbers, of whatever
+    # pool, have no such point in theirs.
+    name = ReplicaName(f"{pool}-{m.state.attempts >> EPOCH_BITS}.{m.state.asked}")
     books.groups[name] = Group(
         name=name,
         pool=pool,
@@ -132,6 +133,7 @@ def _ask(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs, *, standb
         stage=Stage.PROVISION,
         stage_at=now,
         short_since=now,
+        whole=m.settings.scaled[pool].gpus,
     )
     m.out.append(AskGroup(group=name, pool=pool, standby=standby))
 
@@ -142,7 +144,8 @@ def _ask(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs, *, standb
 def configure(m: Machine, now: InstantNs) -> None:
     """Begin to scale the pools that are configured so, and let go of those that are not any more.
 
-    A pool that has become one of a fixed number keeps what serves; all groups of one that is gone go.
+    A pool that has become one of a fixed number keeps what serves; all groups of one that is gone, or is
+    for another model now, go.
     """
     state, scaled = m.state, m.settings.scaled
     for name, facts in scaled.items():
@@ -150,6 +153,9 @@ def configure(m: Machine, now: InstantNs) -> None:
         if books is None:
             books = state.pools[name] = PoolScale(next_at=None)
             books.offers.looked_at = books.repeats.looked_at = books.counted_at = now
+        if books.model != facts.model:
+            _stop_all(m, name, books, now)
+            books.model = facts.model
         if books.next_at is None or books.next_at > later(now, facts.tick_ns):
             books.next_at = later(now, facts.tick_ns)
         _take_over(m, facts.model, name, books, now)
@@ -168,22 +174,28 @@ def _take_over(
     for replica in m.state.models[model].fleet.replicas.values():
         if replica.pool == pool and replica.name not in books.groups:
             groups.take_over(m, pool, replica, now)
+        elif replica.pool == pool:  # one that came up while it went and nobody scaled
+            groups.open_or_close(m, model, books.groups[replica.name])
 
 
 def _let_go(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs) -> None:
-    kept = pool in m.settings.pools
     for group in list(books.groups.values()):
-        serves = group.stage == SERVES and group.short_since is None
-        if kept and serves and group.life in (Life.WANTED, Life.DRAINING):
+        serves = groups.is_up(m, group) and group.short_since is None
+        if serves and group.life in (Life.WANTED, Life.DRAINING):
             groups.release(m, pool, group)
-        elif group.life is not Life.STOPPING:
+    _stop_all(m, pool, books, now)
+
+
+def _stop_all(m: Machine, pool: PoolName, books: PoolScale, now: InstantNs) -> None:
+    for group in list(books.groups.values()):
+        if group.life is not Life.STOPPING:
             groups.stop(m, pool, group, now)
 
 
 def restarted(m: Machine, now: InstantNs) -> None:
     """Decide nothing before the driver has had the time to tell what is there."""
+    m.state.asked = 0
     for name, books in m.state.pools.items():
-        books.made = 0
         if books.next_at is not None:
             books.next_at = later(now, m.settings.scaled[name].tick_ns)
 

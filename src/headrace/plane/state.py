@@ -148,6 +148,8 @@ class PlaneState(Struct):
     """Pools that scale, and those whose groups are not all gone yet."""
     leaving: dict[ReplicaName, PoolName] = {}
     """Groups that drain, with their pools."""
+    asked: int = 0
+    """Groups asked for in this epoch, of whatever pool."""
     scale_frozen: bool = False
     """An operator froze the number of groups."""
     week_ahead_ns: int = 0

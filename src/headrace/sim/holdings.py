@@ -48,8 +48,9 @@ def capacity_is_whole(world: World) -> None:
 def pools_keep_their_limits(world: World, first: dict[PoolName, int]) -> None:
     """INV-16: no pool has more groups wanted than its maximum, nor holds more GPUs than it may.
 
-    `first`: groups that were there before anybody decided. A driver that came back may find groups that it
-    asked for twice; they go again. So do those that somebody else began.
+    `first`: groups that were there before anybody decided. A driver that came back may take over more:
+    sleepers to be, and groups that somebody else was to take away; they go again. So do those that
+    somebody else began.
     """
     if world.epoch:
         return
@@ -71,13 +72,14 @@ def _wanted(books: PoolScale) -> int:
 
 
 def drains_are_kept(world: World, effects: Sequence[Effect]) -> None:
-    """INV-17: a drain ends nothing that runs before its time is over."""
+    """INV-17: no group is stopped on which anything runs, unless its drain is over or it lacks ranks."""
     for effect in effects:
-        if not isinstance(effect, StopGroup):
+        if not isinstance(effect, StopGroup) or effect.pool not in world.plane.settings.scaled:
             continue
-        books = world.plane.state.pools.get(effect.pool)
-        group = None if books is None else books.groups.get(effect.group)
-        if group is None or group.drain_by is None or world.now >= group.drain_by:
+        group = world.plane.state.pools[effect.pool].groups.get(effect.group)
+        if group is None or group.short_since is not None:
+            continue
+        if group.drain_by is not None and world.now >= group.drain_by:
             continue
         at = world.engines.at(effect.group)
         engine = None if at is None else world.nodes[at].engine

@@ -145,11 +145,17 @@ class _Choice:
         asleep = [one for one in supply.standby if one.group not in wake]
         new, more = out - len(recall) - len(wake), settings.standby - len(asleep)
         if settings.max_gpus is not None:
-            free = max(0, settings.max_gpus - supply.gpus_committed) // self.evidence.gpus
+            free = (settings.max_gpus - supply.gpus_committed) // self.evidence.gpus
+            if free < 0:  # more is held than may be, even after what goes: sleepers go too
+                kept = supply.gpus_committed - supply.gpus_going
+                free = min(0, (settings.max_gpus - kept) // self.evidence.gpus)
             if free < new:
                 self.brakes.append(Brake.GPUS)
-            new = min(new, free)
+            new = max(0, min(new, free))
             more = min(more, free - new)
+        if self.evidence.refused and new + max(0, more):
+            self.brakes.append(Brake.RATE)
+            new, more = 0, min(more, 0)
         drop = [] if supply.stale else to_cancel(asleep)[: max(0, -more)]
         return Steps(
             recall=tuple(recall),

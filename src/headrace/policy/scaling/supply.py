@@ -105,6 +105,12 @@ class Supply:
         return sum(one.gpus for one in self.evidence.groups)
 
     @cached_property
+    def gpus_going(self) -> int:
+        """GPUs of groups that are being given back."""
+        going = (Standing.DRAINING, Standing.STOPPING)
+        return sum(one.gpus for one in self.evidence.groups if one.standing in going)
+
+    @cached_property
     def gpus_committed(self) -> int:
         """The same once all that is on its way has its ranks."""
         whole, rising = self.evidence.gpus, (Standing.COMING, Standing.STANDBY)
