@@ -52,9 +52,11 @@ demo: $(STAMP) ## Show what Headrace does, on emulated replicas
 local: $(LOCAL) ## Serve a small real model on this machine
 	$(BIN)/headrace serve --local
 
+# Those before real servers go one by one: they time, and would hear each other.
 test: $(STAMP) ## Run the tests, then print coverage
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal -m "not service"
+	$(BIN)/python -m coverage run -m pytest -m service
 	$(BIN)/python -m coverage report
 
 test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)

@@ -55,7 +55,7 @@ def test_what_changed_something_is_told_in_rows(
 ) -> None:
     out = told(capsys, str(kept / "log"))
     assert out.startswith("decision ")
-    assert ": p at 15.0 s, 1 groups there or on their way, " in out
+    assert ": p at 15.0 s, 1 group there or on the way, " in out
     assert "> work" in out
     assert "offered work and what waits (need" in out
     assert "  ask " in out

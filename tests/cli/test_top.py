@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.cli import main, top
+from headrace.gateway.cost import CostState
 from headrace.gateway.feed import Rates
 from headrace.gateway.overview import (
     ClassState,
@@ -226,7 +227,15 @@ def test_a_group_that_does_not_serve_is_shown_with_its_stage(capsys: Output) -> 
 
     class Grouped(Answering):
         groups = [group("g-0", "ready"), group("g-1", "loaded"), group("g-2", "lost", "rank 0")]  # noqa: RUF012
-        content = msgspec.json.encode(replace(STATE, groups=groups))
+        cost = CostState(
+            gpu_hours=2.5,
+            met=4_500,
+            gpu_s_per_met=2.0,
+            usd=6.25,
+            usd_per_thousand_met=1.389,
+            pools=[],
+        )
+        content = msgspec.json.encode(replace(STATE, groups=groups, cost=cost))
 
     with answering(Grouped) as url:
         assert main(["top", "--url", url, "--once"]) == 0
@@ -234,6 +243,8 @@ def test_a_group_that_does_not_serve_is_shown_with_its_stage(capsys: Output) -> 
     assert "group g-1 is loaded for 7 s\n" in out
     assert "group g-2 is lost for 7 s: rank 0\n" in out
     assert "g-0" not in out
+    told = "2.5 GPU-hours, $6.25, 2 GPU-s per request that met, $1.39 per 1,000"
+    assert f"since the start: {told}\n" in out
 
 
 def test_another_listener_is_told_apart(capsys: Output) -> None:

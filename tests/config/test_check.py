@@ -88,8 +88,8 @@ WRONG = {
         "profile: h100-8b-tp1\n  tenants:\n    - name: t",
         (
             "profile: h100-8b-tp1\n      scaling: {standby: 1}\n  tenants:\n    - name: t\n"
-            "groups:\n  - {pool: p, command: [run]}\n  - {pool: p, command: [run]}\n"
-            "  - {pool: q, command: [run]}"
+            "groups:\n  - {pool: p, command: [run, '{port}']}\n  - {pool: p, command: [run, '--at=:{port}']}\n"
+            "  - {pool: q, command: [run], env: {PORT: '{port}'}}"
         ),
         [
             "d:8: processes cannot be put to sleep at `$.deployment.pools[0].scaling.standby`",
@@ -97,11 +97,38 @@ WRONG = {
             "d:14: unknown pool `q` at `$.groups[2].pool`",
         ],
     ),
+    "processes that nobody could find": (
+        "profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "profile: h100-8b-tp1\n  tenants:\n    - name: t\n"
+            "groups: [{pool: p, command: [run, --port=8000, '{rank}']}]"
+        ),
+        [
+            (
+                "d:10: `{port}` is in none of its arguments: it would listen where nobody looks "
+                "at `$.groups[0].command`"
+            )
+        ],
+    ),
+    "an engine called as a group of a pool that scales may be after a restart": (
+        "profile: h100-8b-tp1\n  tenants:\n    - name: t",
+        (
+            "profile: h100-8b-tp1\n      scaling: {max: 3}\n    - {name: q, model: m, profile: h100-8b-tp1}\n"
+            "  tenants:\n    - name: t\n"
+            "upstreams:\n- {url: 'http://h', pool: q, name: p-2}\n- {url: 'http://i', pool: q, name: p-3}"
+        ),
+        [
+            (
+                "d:13: a replica without a name of its own is called `p-2` already "
+                "at `$.upstreams[0].name`"
+            )
+        ],
+    ),
     "processes of a pool that no file can be called by": (
         "- name: p\n      model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t",
         (
             "- name: a/p\n      model: m\n      profile: h100-8b-tp1\n  tenants:\n    - name: t\n"
-            "groups: [{pool: a/p, command: [run]}]"
+            "groups: [{pool: a/p, command: [run, '{port}']}]"
         ),
         ["d:10: files are called by it: no `/` in the pool's name at `$.groups[0].pool`"],
     ),

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ from tests.gateway.scenes import KEYS, MODEL, assert_books_closed, deployment, k
 pytestmark = pytest.mark.service
 PATIENCE_S = 180.0
 QUICK = Scaling(
-    max=3, times=TIMES, tick_s=0.5, in_window_s=3.0, cancel_window_s=2.0, min_life_s=1.0,
+    max=3, times=TIMES, tick_s=0.25, in_window_s=1.0, cancel_window_s=1.0, min_life_s=0.5,
     stale_s=60.0, forecast=None,
 )  # fmt: skip
 
@@ -117,7 +118,7 @@ async def test_the_scaler_goes_from_one_to_three_and_back_and_no_request_fails(
     callers: int,
     each: float,
 ) -> None:
-    monkeypatch.setattr(Offers, "MEMORY_S", 5)  # it forgets load within seconds
+    monkeypatch.setattr(Offers, "MEMORY_S", 2)  # it forgets load within seconds
     async with scene(tmp_path, recipe(), each) as made:
         await made.until(lambda: made.gateway.driver.ready_replicas == 1)
         busy, over = asyncio.Event(), asyncio.Event()
@@ -126,7 +127,7 @@ async def test_the_scaler_goes_from_one_to_three_and_back_and_no_request_fails(
                 tasks.create_task(made.keep_asking(busy, lambda: asyncio.sleep(0)))
                 for _ in range(callers)
             ]
-            last = tasks.create_task(made.keep_asking(over, lambda: asyncio.sleep(4)))
+            last = tasks.create_task(made.keep_asking(over, lambda: asyncio.sleep(2)))
             await made.until(lambda: made.gateway.driver.ready_replicas == 3)
             seen = len(made.rows)
             await made.until(lambda: len({row.replica for row in made.rows[seen:]}) == 3)
@@ -145,7 +146,7 @@ STARTED = {
     "command": [sys.executable, "-c", COMMAND, "engine", "--port", "{port}", "--model", "m"],
     "kind": "emulated",
 }
-ONE_POOL = {
+ONE_POOL: dict[str, Any] = {
     "models": [{"name": "m"}],
     "pools": [
         {
@@ -172,9 +173,10 @@ def ready(front: Served) -> list[str]:
     raise AssertionError(front.told("/scale"))
 
 
-def configured(folder: Path) -> str:
+def configured(folder: Path, replicas: int = 2) -> str:
+    deployment = {**ONE_POOL, "pools": [{**ONE_POOL["pools"][0], "replicas": replicas}]}
     key = {"name": "free", "tenant": "free", "hash": key_hash(f"{KEY}free")}
-    return str(written(folder, deployment=ONE_POOL, groups=[STARTED], keys=[key]))
+    return str(written(folder, deployment=deployment, groups=[STARTED], keys=[key]))
 
 
 @pytest.fixture(autouse=True)
@@ -211,10 +213,13 @@ def test_a_group_that_is_lost_is_counted_as_coming_and_comes_back(tmp_path: Path
 
 
 def test_a_successor_takes_over_with_groups_that_are_ready(tmp_path: Path) -> None:
-    with served(SERVE, configured(tmp_path)) as front:
-        ready(front)
+    with served(SERVE, configured(tmp_path, replicas=1)) as front:
+        assert ready(front) == ["p-0", "p-0.1"]
         front.hand_over()
         assert front.ask() == 200, "its groups were ready before it took over"
+        assert len(engines_of(front.pids[1])) == 2, (
+            "as many as were wanted, though fewer are at first"
+        )
         assert ready(front) == ["p-0", "p-1"]
 
 

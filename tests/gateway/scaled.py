@@ -41,12 +41,16 @@ LITTLE, MORE = 0.003, 0.05
 """Work rates of a group: two small requests a second take three groups by the first, none by the second."""
 
 
-def scaling(settings: Scaling = QUICK, *, replicas: int = 1, each: float = LITTLE) -> PlaneConfig:
+def scaling(
+    settings: Scaling = QUICK, *, replicas: int = 1, each: float = LITTLE, others: int = 0
+) -> PlaneConfig:
     """Return a deployment whose pool scales by little work, and refuses nobody for it."""
     base = deployment(replicas=replicas, tenants=(TenantSpec(name="free"),))
     pool = replace(base.pools[0], scaling=settings, work_rate=each)
     return replace(
-        base, pools=(pool, base.pools[1]), classes=(ClassSpec(name="interactive", ttft_ms=600_000),)
+        base,
+        pools=(pool, replace(base.pools[1], replicas=others)),
+        classes=(ClassSpec(name="interactive", ttft_ms=600_000),),
     )
 
 
@@ -61,13 +65,14 @@ class Scaled:
         admin: AdminSpec = SPEC,
         replicas: int = 1,
         each: float = LITTLE,
+        others: int = 0,
         beside: Beside | None = None,
         log: Path | None = None,
     ) -> None:
         self.rows: list[Concluded] = []
         self.clock = LoopClock(asyncio.get_running_loop())
         self.settings = Settings(
-            deployment=scaling(settings, replicas=replicas, each=each),
+            deployment=scaling(settings, replicas=replicas, each=each, others=others),
             keys=keys()[:1],
             server=ServerSpec(trusted_replay=True),
             admin=admin,

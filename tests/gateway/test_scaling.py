@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.adapters.journal.ring import segments
+from headrace.gateway.clock import wall
 from headrace.gateway.shadow import Beside
 from headrace.model.event import GroupsListed, ReplicaUp, Restarted, WallTold
 from headrace.model.group import Life
@@ -13,9 +14,11 @@ from headrace.model.scaling import Standing
 from headrace.model.scaling_spec import Mode
 from headrace.model.slo import Outcome
 from headrace.plane.journal import Record, Verified, frames, verify
+from headrace.plane.scaler import WEEK_NS
 from headrace.ports.actuator import Stage
 from headrace.report.decisions import Verified as DecisionsVerified
 from headrace.report.decisions import verify_decisions
+from headrace.units import NS_PER_S
 from tests.gateway.managed import value
 from tests.gateway.scaled import MORE, POOL, QUICK, TIMES, Scaled, scaling
 
@@ -149,14 +152,18 @@ async def test_a_process_that_follows_a_killed_one_starts_from_what_is_there(
     first.kill()
     second = Scaled(folder=tmp_path)
     there = {engine.name for engine in second.driver.engines}
-    assert set(second.books.groups) == there == {"p-0"}, "emulated groups end with their process"
-    assert second.books.groups[next(iter(second.books.groups))].life is Life.WANTED
+    wanted = {f"p-{nth}" for nth in range(len(before))}
+    assert set(second.books.groups) == there == wanted, "as many as were to be there, at once"
+    assert {one.life for one in second.books.groups.values()} == {Life.WANTED}
     callers = await second.load(60)
-    assert second.ready > 1
-    new = set(second.books.groups) - before
-    assert new, "names are never used again"
+    assert second.ready >= len(before)
     for caller in callers:
         await caller.done()
+    await second.wait(120)
+    assert second.ready == 1
+    await second.load(60)
+    new = set(second.books.groups) - before - wanted
+    assert new, "names are never used again"
     second.finish()
     assert isinstance(verify(segments(tmp_path)), Verified)
 
@@ -187,6 +194,53 @@ async def test_time_and_groups_are_told_before_the_first_replica(tmp_path: Path)
     last = told[len(told) - told[::-1].index(Restarted) - 1 :]
     order = [kind for kind in last if kind in (Restarted, WallTold, GroupsListed, ReplicaUp)]
     assert order[:4] == [Restarted, WallTold, GroupsListed, ReplicaUp]
+
+
+async def test_a_scale_that_was_frozen_has_as_many_groups_after_a_kill(tmp_path: Path) -> None:
+    first = Scaled(folder=tmp_path)
+    await first.load(60)
+    await first.order("/scale", frozen=True)
+    there = first.ready
+    assert there > 1
+    for _ in range(2):
+        first.kill()
+        first = Scaled(folder=tmp_path)
+        await first.wait(300)
+        assert first.ready == there, "nobody may start what lacks"
+    first.kill()
+    last = Scaled(replace(QUICK, max=2), folder=tmp_path)
+    assert len(last.driver.engines) == 2, "but no more than may be there now"
+    last.finish()
+
+
+async def test_groups_that_were_drained_are_not_there_again(tmp_path: Path) -> None:
+    first = Scaled(folder=tmp_path)
+    await first.load(60)
+    await first.wait(120)
+    (left,) = first.books.groups
+    first.kill()
+    second = Scaled(folder=tmp_path)
+    await second.wait(60)
+    assert set(second.books.groups) == {"p-0"}, left
+    second.finish()
+
+
+async def test_schedules_follow_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Scaled()
+    ahead, begun = made.driver.plane.state.week_ahead_ns, made.clock.now()
+    real = wall()
+    set_by = 0
+    monkeypatch.setattr(
+        made.clock, "wall", lambda: real + set_by + (made.clock.now() - begun) // NS_PER_S
+    )
+    await made.wait(150)
+    near = 2 * NS_PER_S
+    assert abs(made.driver.plane.state.week_ahead_ns - ahead) <= near, "it goes on as it went"
+    set_by = 7_200
+    await made.wait(70)
+    moved = (made.driver.plane.state.week_ahead_ns - ahead) % WEEK_NS
+    assert abs(moved - 7_200 * NS_PER_S) <= near
+    made.finish()
 
 
 # Operators -----------------------------------------------------------------------------------
@@ -238,6 +292,8 @@ async def test_metrics_tell_groups_gpus_drains_and_reasons() -> None:
     ready = value(samples, "headrace_groups", pool="p", standing=Standing.READY)
     assert ready == made.ready > 1
     assert value(samples, "headrace_desired_groups", pool="p") == ready
+    assert value(samples, "headrace_urgent_work_rate", pool="p", tries="first")
+    assert value(samples, "headrace_urgent_work_rate", pool="p", tries="repeats") == 0
     assert value(samples, "headrace_group_gpus", pool="p") == ready
     assert (value(samples, "headrace_group_gpu_seconds_total", pool="p") or 0) > 60
     assert (value(samples, "headrace_scale_steps_total", pool="p", step="ask") or 0) >= 1
@@ -283,4 +339,30 @@ async def test_one_that_was_frozen_comes_back_frozen() -> None:
     for aside in (True, False):
         made.gateway._scale_aside(aside=aside)
     assert made.driver.plane.state.scale_frozen
+    made.finish()
+
+
+# Cost ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_what_is_held_is_paid_for_from_the_start_whoever_serves(others: int) -> None:
+    priced = replace(QUICK, gpu_hour_usd=2.5)
+    made = Scaled(replace(priced, min=2), replicas=2, each=MORE, others=others)
+    callers = await made.load(60)
+    await made.wait(658 - 60)
+    for caller in callers:
+        await caller.done()
+    for path in ("/scale", "/state"):
+        cost = (await made.look(path)).json["cost"]
+        of = {one["pool"]: one for one in cost["pools"]}
+        assert of["p"]["gpu_hours"] == pytest.approx(2 * 658 / 3_600, rel=1e-3)
+        assert of["p"]["usd"] == pytest.approx(2 * 658 / 3_600 * 2.5, rel=1e-3)
+        fixed = of["q"]["gpu_hours"]
+        assert fixed == pytest.approx(others * 658 / 3_600, rel=1e-3), "a fixed number as well"
+        assert of["q"]["usd"] is None
+        assert cost["met"] == len(callers)
+        assert cost["usd"] == (None if others else of["p"]["usd"]), "what has no price is not free"
+        whole = of["p"]["gpu_hours"] + fixed
+        assert cost["gpu_s_per_met"] == pytest.approx(whole * 3_600 / len(callers))
     made.finish()

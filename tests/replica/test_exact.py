@@ -149,6 +149,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("take_in"), WAITS, st.none()),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([1, 16, 512])),
+    st.tuples(st.just("forget"), WAITS, st.none()),
 )
 
 
@@ -189,6 +190,9 @@ def act(
             replica.reprice(
                 old.paced(argument) if faster else replace(old, token_budget=argument), now
             )
+            return None
+        case "forget":
+            replica.forget_prefixes(now)
             return None
         case "set_aside" | "give_up" | "export" | "take_in":
             return shift(replica, what, argument, now, away)

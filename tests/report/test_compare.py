@@ -6,18 +6,20 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from headrace.model.ids import PoolName
 from headrace.report.beside import NOT_COMPARABLE, side_by_side
 from headrace.report.compare import (
+    COSTS,
     DECIDING,
     NotComparable,
     Verdict,
     compare,
     compare_many,
 )
-from headrace.report.run import RunRecord
+from headrace.report.run import PoolTotals, RunRecord
 from headrace.report.summary import summarise
 from headrace.report.tables import render, render_comparison
-from headrace.units import DurationNs
+from headrace.units import MICRO, NS_PER_S, DurationNs
 from tests.report.making import Pair, refused, run, served
 
 
@@ -145,3 +147,20 @@ def test_runs_of_one_trace_stand_side_by_side_without_a_warning() -> None:
     assert NOT_COMPARABLE not in render(side_by_side(told))
     told.append(summarise(made(6, trace_hash="beef")))
     assert NOT_COMPARABLE in render(side_by_side(told))
+
+
+def test_cost_is_compared_where_it_was_counted_and_not_shown_elsewhere() -> None:
+    held = [
+        PoolTotals(pool=PoolName("p"), gpu_ns=of * NS_PER_S, serving_ns=0, micro_usd=of * MICRO)
+        for of in (10, 20)
+    ]
+    one, two = (replace(made(5), pools=[pool]) for pool in held)
+    changes = {c.name: (c.base, c.other) for c in compare(one, two).changes}
+    assert changes["GPU time per request that met"] == (2.0, 4.0)
+    assert changes["cost per 1,000 that met"] == (2_000.0, 4_000.0)
+    text = render(side_by_side([summarise(one), summarise(two)]))
+    assert "GPU-seconds per request that met" in text
+    assert "cost per 1,000 requests that met" in text
+    plain = made(5)
+    assert not set(COSTS) & {c.name for c in compare(plain, plain).changes}
+    assert "GPU" not in render(side_by_side([summarise(plain)])).replace("GPU-s/s", "")

@@ -14,6 +14,7 @@ from headrace.cli.errors import fail, reported
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("capacity", "headrace.cli.capacity:capacity", "Find what a replica carries, or size a fleet."),
+    ("chaos", "headrace.cli.chaos:chaos", "Have a fleet go wrong, and check what is expected."),
     ("config check", "headrace.cli.config:check", "Check a configuration file."),
     ("config explain", "headrace.cli.config:explain", "Show each setting, its source and why."),
     ("config schema", "headrace.cli.config:schema", "Print the JSON schema of the configuration."),

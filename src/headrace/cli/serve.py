@@ -31,8 +31,9 @@ from headrace.gateway.clock import MonotonicClock
 from headrace.gateway.collector import Collector
 from headrace.gateway.fleet import fitting
 from headrace.gateway.groups import Groups
+from headrace.gateway.hand import wanted
 from headrace.gateway.handover import Heir, Succession
-from headrace.gateway.providing import provided
+from headrace.gateway.providing import first, provided
 from headrace.gateway.server import Gateway, listen
 from headrace.gateway.shadow import Beside
 from headrace.gateway.steward import Reread
@@ -309,9 +310,12 @@ async def _serve(
     if plan.local:
         async with local_groups(plan.local, clock, settings.server.drain_s) as groups:
             return await _serve_by(settings, socks, plan, groups)
-    async with provided(settings, clock, state_folder()) as there:
+    heirs = {} if plan.heir is None else plan.heir.wanted
+    async with provided(settings, clock, state_folder(), heirs) as there:
         if plan.heir is not None and there is not None:
             await there.risen()  # callers wait for whoever takes over
+            if there.barren:
+                raise OSError(f"no group of `{there.barren[0]}` came up: nothing is taken over")
         return await _serve_by(settings, socks, plan, there)
 
 
@@ -328,8 +332,10 @@ async def _serve_by(
     if frozen:
         gateway.freeze()
     if groups is not None:
+        first(groups, settings, wanted(gateway.driver.plane))
         groups.attach(gateway)
-    succession = Succession(gateway, key=plan.key)
+    start_s = max((spec.start_s for spec in settings.groups), default=0.0)
+    succession = Succession(gateway, key=plan.key, start_s=start_s)
     collector = Collector(loop)
 
     def accepting() -> None:

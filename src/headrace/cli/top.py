@@ -82,7 +82,13 @@ def _screen(state: State) -> Group:
     troubles = [Text(f"{name} is not ready: {why}") for name, why in state.troubles.items()]
     groups = [_group(one) for one in state.groups if one.stage != Stage.READY]
     return Group(
-        _head(state), *troubles, *groups, _classes(state), _tenants(state), _replicas(state)
+        _head(state),
+        *_cost(state),
+        *troubles,
+        *groups,
+        _classes(state),
+        _tenants(state),
+        _replicas(state),
     )
 
 
@@ -111,6 +117,11 @@ def _head(state: State) -> Text:
         if told:
             words.append(word)
     return Text("  ".join(words))
+
+
+def _cost(state: State) -> list[Text]:
+    """Return the line on what was paid for."""
+    return [] if state.cost is None else [Text(f"since the start: {state.cost}")]
 
 
 def _table(title: str, *columns: str, names: int = 1) -> Table:

@@ -13,7 +13,7 @@ from headrace.config.levers import levers
 from headrace.config.measured import envelopes
 from headrace.config.problem import Problem, warning
 from headrace.config.problem import unknown as _unknown
-from headrace.config.scaling import groups, scaling
+from headrace.config.scaling import groups, most, scaling
 from headrace.config.schema import AdminKeySpec, EngineTokenizerSpec, Settings
 from headrace.model.budget import Unit
 from headrace.model.deployment import (
@@ -128,7 +128,7 @@ def _is_place(url: str) -> bool:
 def _taken(settings: Settings) -> Iterator[Problem]:
     """Yield engines that are called as another replica is without being told to."""
     counts = Counter(upstream.pool for upstream in settings.upstreams)
-    sizes = {pool.name: counts[pool.name] or pool.replicas for pool in settings.deployment.pools}
+    sizes = {pool.name: counts[pool.name] or most(pool) for pool in settings.deployment.pools}
     unnamed: set[str] = set()
     for pool, size in sizes.items():
         unnamed |= {f"{pool}-{nth}" for nth in range(size)}

@@ -24,8 +24,13 @@ def scaling(settings: Settings) -> Iterator[Problem]:
             yield from _covers(at, settings, pool.scaling)
 
 
+def most(pool: PoolSpec) -> int:
+    """Return the most replicas that a process can begin with: after others, as many as those wanted."""
+    return pool.replicas if pool.scaling is None else max(pool.replicas, pool.scaling.max)
+
+
 def groups(settings: Settings) -> Iterator[Problem]:
-    """Yield groups of processes of pools that are none, have addresses, or are told of twice."""
+    """Yield groups of processes that are told of twice, of no pool, or that nobody could talk to."""
     pools = {one.name: None for one in settings.deployment.pools}
     placed, seen = {one.pool for one in settings.upstreams}, set[str]()
     for i, spec in enumerate(settings.groups):
@@ -38,6 +43,9 @@ def groups(settings: Settings) -> Iterator[Problem]:
         if spec.pool in seen:
             yield Problem(path=at, message=f"how `{spec.pool}` is started is told twice")
         seen.add(spec.pool)
+        if not any("{port}" in part for part in (*spec.command, *spec.env.values())):
+            message = "`{port}` is in none of its arguments: it would listen where nobody looks"
+            yield Problem(path=f"$.groups[{i}].command", message=message)
 
 
 def _startable(at: str, settings: Settings, pool: PoolSpec, spec: Scaling) -> Iterator[Problem]:
@@ -55,6 +63,10 @@ def _startable(at: str, settings: Settings, pool: PoolSpec, spec: Scaling) -> It
 def _room(at: str, pool: PoolSpec, spec: Scaling) -> Iterator[Problem]:
     gpus = spec.group_shape(pool.profile.hardware).gpus
     ceiling = spec.ceiling(gpus)
+    domains = len(spec.domains)
+    if spec.domains and spec.reserve >= domains:
+        message = f"nothing is left when {spec.reserve} of {domains} `domains` are lost: no number of groups helps"
+        yield warning(f"{at}.reserve", message)
     least = max([spec.min, *(one.groups for one in spec.floor)])
     if ceiling < max(1, least):
         message = (

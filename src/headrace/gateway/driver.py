@@ -38,6 +38,7 @@ from headrace.model.event import (
     ScaleFrozen,
     ShutDown,
     TimerDue,
+    WallTold,
 )
 from headrace.model.evidence import DecisionRecord, EntryRecord
 from headrace.model.ids import AttemptId, ReplicaName, RequestId, TenantId
@@ -260,8 +261,8 @@ class Driver:
         """Whether it was started, and neither stopped nor broken since."""
         return self._poll_at is not None
 
-    def tell(self, event: GroupTold | ScaleFrozen) -> None:
-        """Tell of a group, or of an operator's wish; whoever does not run hears nothing."""
+    def tell(self, event: GroupTold | ScaleFrozen | WallTold) -> None:
+        """Tell of a group, of an operator's wish, or the time of day; whoever does not run hears nothing."""
         if self.runs:
             self._post(event)
 

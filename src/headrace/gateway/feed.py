@@ -170,6 +170,8 @@ class Feed:
         """Optional parts left out of requests let in, by tenant and class."""
         self.scale = ScaleFeed()
         """What the scaler decided."""
+        self.met = 0
+        """Requests that met every bound."""
         self._prices = prices or {}
         self.spend: Counter[tuple[str, str]] = Counter()
         """Micro-dollars paid to hosted engines, by tenant and model."""
@@ -236,6 +238,7 @@ class Feed:
                 self.spend[row.tenant, row.model] += price.micro_usd(row.usage)
         if row.met:
             slot.met += 1
+            self.met += 1
             slot.met_work_ns += row.work_ns
         seen = row.indicators
         if seen is None:

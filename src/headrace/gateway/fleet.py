@@ -2,7 +2,9 @@
 
 import os
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from headrace.adapters.engines.answer import lengths
 from headrace.adapters.engines.emulated import EmulatedEngine
@@ -63,6 +65,20 @@ def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClien
                 config.window.stepped(pool), settings.emulator, len(found), clock, last
             )
     return found
+
+
+def grown(settings: Settings, wanted: Mapping[PoolName, int]) -> Settings:
+    """Return settings by which each pool that scales has as many at first as an earlier process wanted."""
+    pools = tuple(_grown(pool, wanted) for pool in settings.deployment.pools)
+    return replace(settings, deployment=replace(settings.deployment, pools=pools))
+
+
+def _grown(pool: PoolSpec, wanted: Mapping[PoolName, int]) -> PoolSpec:
+    if pool.scaling is None:
+        return pool
+    most = pool.scaling.ceiling(pool.scaling.group_shape(pool.profile.hardware).gpus)
+    count = min(most, wanted.get(PoolName(pool.name), 0))
+    return replace(pool, replicas=max(pool.replicas, count))
 
 
 def restep(found: Iterable[EngineClient], config: PlaneConfig) -> None:

@@ -6,7 +6,9 @@ pools that scale it is the plane's, which is told of every group and whose wishe
 """
 
 import asyncio
+import logging
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 
 from headrace.config.schema import UpstreamSpec
@@ -28,6 +30,7 @@ from headrace.ports.actuator import OVER, Actuator, Group, GroupEvent, Stage, st
 from headrace.ports.clock import Clock, Timer
 from headrace.units import DurationNs, InstantNs, elapsed, later, to_seconds
 
+_log = logging.getLogger(__name__)
 FAILED_KEPT = 100
 """Groups that were refused or given up, and are told of all the same: the last ones."""
 
@@ -89,6 +92,18 @@ class Groups:
     def ready(self) -> tuple[ReplicaName, ...]:
         """The groups that serve, or could."""
         return tuple(self._ready)
+
+    @property
+    def names(self) -> Collection[ReplicaName]:
+        """All that were asked for and not given back, those that failed lately among them."""
+        return self._told.keys()
+
+    @property
+    def barren(self) -> tuple[PoolName, ...]:
+        """Pools of which groups were asked for, and none serves."""
+        pools = {told.pool: None for told in self._told.values()}
+        serving = {self._told[name].pool for name in self._ready}
+        return tuple(pool for pool in pools if pool not in serving)
 
     def states(self) -> list[GroupState]:
         """Return how far each is, in the order in which they were asked for."""
@@ -219,6 +234,7 @@ class Groups:
             step=step,
             gpus=0 if group is None else facts.gpus * group.running // group.ranks,
             stage=event.step or _PART.get(event.stage),
+            places=() if group is None else group.places,
         )
 
     # What the actuator tells --------------------------------------------------------------------
@@ -226,6 +242,8 @@ class Groups:
     def _heard(self, event: GroupEvent) -> None:
         """Keep what is told; a replica is announced after its group, and goes before it."""
         name, over = event.group, event.stage in OVER
+        if event.why:
+            _log.warning("group %s is %s: %s", name, event.stage, event.why)
         if over or event.stage in (Stage.LOST, Stage.STOPPING):
             self._leave(name)
         self._tell(event)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from headrace.model.effect import Effect
 from headrace.model.event import Event, GroupsListed, GroupTold, WallTold
+from headrace.model.group import Life
 from headrace.model.ids import PoolName
 from headrace.plane.core import Plane
 
@@ -42,8 +43,19 @@ class Idle:
         """Do nothing."""
 
 
+def wanted(plane: Plane) -> dict[PoolName, int]:
+    """Return how many groups of each pool are to serve: what a process that follows begins with."""
+    return {
+        name: sum(one.life is Life.WANTED for one in books.groups.values())
+        for name, books in plane.state.pools.items()
+    }
+
+
+def scales(plane: Plane) -> bool:
+    """Return whether any pool of a plane scales, or has groups left from when it did."""
+    return bool(plane.settings.scaled or plane.state.pools)
+
+
 def opening(plane: Plane, hand: Hand, wall_s: int) -> tuple[Event, ...]:
     """Return what a plane that scales is told before any replica is: the time, and which groups there are."""
-    if not plane.settings.scaled and not plane.state.pools:
-        return ()
-    return WallTold(wall_s), GroupsListed(groups=hand.listing())
+    return (WallTold(wall_s), GroupsListed(groups=hand.listing())) if scales(plane) else ()

@@ -25,11 +25,14 @@ from contextlib import contextmanager, suppress
 import msgspec
 from msgspec import Struct
 
+from headrace.gateway.hand import wanted
 from headrace.gateway.server import Gateway
+from headrace.model.ids import PoolName
 
 VARIABLE = "HEADRACE_HANDOVER"
 PREPARE_S = 60.0
-"""What a successor gets to start in, while the old process serves. 60: a cold disk is slow."""
+"""What a successor gets to start in, while the old process serves, beside what its groups may take. 60: a
+cold disk is slow."""
 READY_S = 20.0
 """What it then gets to thaw and accept, while callers wait. 20: less than most of them bear."""
 _PREPARED, _GO, _GO_FROZEN, _READY = b"p", b"g", b"f", b"r"
@@ -44,6 +47,8 @@ class Inheritance(Struct, frozen=True, kw_only=True):
     control: int
     key: str | None
     """The key that was printed at the start, where no file names any."""
+    wanted: dict[PoolName, int] = {}
+    """Groups that are to serve, by pool that scales."""
 
 
 class Heir:
@@ -53,7 +58,7 @@ class Heir:
         """Take over the descriptors."""
         self.sock = socket.socket(fileno=left.traffic)
         self.admin_sock = None if left.admin is None else socket.socket(fileno=left.admin)
-        self.key = left.key
+        self.key, self.wanted = left.key, left.wanted
         self._control = socket.socket(fileno=left.control)
         for one in (self.sock, self.admin_sock, self._control):
             if one is not None:
@@ -87,10 +92,18 @@ class Succession:
     """The old process's side: starts a successor when told to."""
 
     def __init__(
-        self, gateway: Gateway, *, key: str | None = None, command: Sequence[str] | None = None
+        self,
+        gateway: Gateway,
+        *,
+        key: str | None = None,
+        command: Sequence[str] | None = None,
+        start_s: float = 0.0,
     ) -> None:
-        """Hand over what `gateway` serves; `command`: other than this process was started by."""
-        self._gateway, self._key = gateway, key
+        """Hand over what `gateway` serves; `command`: other than this process was started by.
+
+        `start_s`: what a successor's own groups may take until they are ready.
+        """
+        self._gateway, self._key, self._prepare_s = gateway, key, PREPARE_S + start_s
         self._command = command or [sys.executable, *sys.orig_argv[1:]]
         self._task: asyncio.Task[None] | None = None
         self._wanted = False
@@ -154,7 +167,7 @@ class Succession:
     async def _agree(self, control: socket.socket) -> None:
         """Speak with the successor until it serves; raises OSError or TimeoutError if it never does."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(PREPARE_S):
+        async with asyncio.timeout(self._prepare_s):
             if await loop.sock_recv(control, 1) != _PREPARED:
                 raise OSError("it ended before it was prepared")
         self._gateway.step_back()
@@ -171,6 +184,7 @@ class Succession:
             admin=None if admin is None else admin.fileno(),
             control=control.fileno(),
             key=self._key,
+            wanted=wanted(self._gateway.driver.plane),
         )
         given = {**os.environ, VARIABLE: msgspec.json.encode(left).decode()}
         passed = [fd for fd in (left.traffic, left.admin, left.control) if fd is not None]

@@ -9,6 +9,7 @@ from headrace import __version__
 from headrace.adapters.engines.kv.publishing import PublishingEngine
 from headrace.gateway import health
 from headrace.gateway.audit import written
+from headrace.gateway.cost import CostState, Spell, cost_state
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed, Rates
 from headrace.gateway.jobs.office import JobsState, Office
@@ -135,6 +136,8 @@ class State(Struct, frozen=True, kw_only=True):
     """Of a gateway that starts its engines itself."""
     jobs: JobsState | None = None
     """Of a gateway that defers requests."""
+    cost: CostState | None = None
+    """Of all replicas since the process began; None: an older one told it."""
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -171,6 +174,7 @@ class Overview:
         """Count the uptime from here."""
         self._driver, self._feed, self._clock, self._groups = driver, feed, clock, groups
         self._born, self._jobs = clock.now(), jobs
+        feed.scale.begun = self._born
 
     def take(self, labels: Labels, *, frozen: bool) -> Taken:
         """Read what must be read at one instant."""
@@ -193,12 +197,19 @@ class Overview:
             troubles={one.name: one.trouble for one in driver.engines if one.trouble is not None},
             groups=self._groups(),
             jobs=None if self._jobs is None else self._jobs.state(),
+            cost=self._cost(now),
         )
         return Taken(rest=rest, labels=labels, accounts=kept(driver.plane.state.accounts))
 
     def scale(self) -> ScaleState:
         """Return how the pools stand that scale, and what was decided of them lately."""
-        return scale_state(self._driver, self._feed.scale, self._clock.now())
+        now = max(self._driver.plane.state.now, self._clock.now())
+        return scale_state(self._driver, self._feed.scale, now, self._cost(now))
+
+    def _cost(self, now: InstantNs) -> CostState:
+        feed = self._feed
+        spell = Spell(begun=self._born, now=now, met=feed.met, decided=feed.scale.held)
+        return cost_state(self._driver, spell)
 
     def _queues(self, now: InstantNs) -> list[QueueState]:
         levels = {

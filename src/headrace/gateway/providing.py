@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from headrace.adapters.actuators.emulated import EmulatedActuator, Start
 from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe
 from headrace.config.schema import GroupsSpec, Settings
+from headrace.gateway.fleet import grown
 from headrace.gateway.groups import Groups
 from headrace.gateway.server import Gateway
 from headrace.model.deployment import PoolSpec
@@ -68,11 +70,16 @@ def give(settings: Settings, clock: Clock, gateway: Gateway) -> None:
 
 
 @asynccontextmanager
-async def provided(settings: Settings, clock: Clock, folder: Path) -> AsyncIterator[Groups | None]:
+async def provided(
+    settings: Settings,
+    clock: Clock,
+    folder: Path,
+    wanted: Mapping[PoolName, int] = MappingProxyType({}),
+) -> AsyncIterator[Groups | None]:
     """Provide the groups of a configuration for as long as the block lasts; None: it has no such pools.
 
-    The first groups of pools of processes are asked for at once. Raises OSError if records and logs of
-    processes cannot be written to `folder`.
+    The first groups of pools of processes are asked for at once, as many as are `wanted` of each if that
+    is known. Raises OSError if records and logs of processes cannot be written to `folder`.
     """
     pools: dict[PoolName, Actuator] = {}
     dreamt = emulated(settings, clock)
@@ -88,16 +95,23 @@ async def provided(settings: Settings, clock: Clock, folder: Path) -> AsyncItera
         yield None
         return
     groups = Groups(ByPool(pools), clock, drain_ns=seconds(settings.server.drain_s))
-    for spec in settings.groups:
-        (pool,) = (one for one in settings.deployment.pools if one.name == spec.pool)
-        for nth in range(pool.replicas):
-            groups.grow(ReplicaName(f"{pool.name}-{nth}"), PoolName(pool.name))
+    first(groups, settings, wanted)
     try:
         yield groups
     finally:
         groups.detach()
         if processes is not None:
             await processes.close()
+
+
+def first(groups: Groups, settings: Settings, wanted: Mapping[PoolName, int]) -> None:
+    """Ask for those first groups of pools of processes that were not asked for yet."""
+    pools = {pool.name: pool for pool in grown(settings, wanted).deployment.pools}
+    for spec in settings.groups:
+        for nth in range(pools[spec.pool].replicas):
+            name = ReplicaName(f"{spec.pool}-{nth}")
+            if name not in groups.names:
+                groups.grow(name, PoolName(spec.pool))
 
 
 def _start(pool: PoolSpec, scaling: Scaling) -> Start:

@@ -4,6 +4,7 @@ from collections import Counter, deque
 
 from msgspec import Struct
 
+from headrace.gateway.cost import CostState
 from headrace.gateway.driver import Driver
 from headrace.model.ids import ModelName, PoolName
 from headrace.model.scaling import Reading, ScaleRecord
@@ -21,6 +22,8 @@ class ScaleFeed:
 
     def __init__(self) -> None:
         """Have seen none."""
+        self.begun: InstantNs | None = None
+        """Since when groups are paid for here; None: since the first decision."""
         self.last: dict[PoolName, deque[ScaleRecord]] = {}
         self.reasons: Counter[tuple[PoolName, str]] = Counter()
         """Decisions by what asked for most."""
@@ -31,13 +34,19 @@ class ScaleFeed:
         self.gpu_ns: Counter[PoolName] = Counter()
         """GPU time held: what each decision found, from the one before it on."""
 
+    @property
+    def held(self) -> dict[PoolName, tuple[int, InstantNs]]:
+        """GPU time held up to the last decision, in ns, and when that was, by pool."""
+        return {pool: (self.gpu_ns[pool], kept[-1].at) for pool, kept in self.last.items()}
+
     def decided(self, record: ScaleRecord) -> None:
         """Count a decision."""
         decision, pool = record.decision, record.decision.pool
         kept = self.last.setdefault(pool, deque(maxlen=KEPT))
-        if kept:
+        since = kept[-1].at if kept else self.begun
+        if since is not None:
             held = sum(group.gpus for group in record.evidence.groups)
-            self.gpu_ns[pool] += held * (record.at - kept[-1].at)
+            self.gpu_ns[pool] += held * (record.at - since)
         kept.append(record)
         self.reasons[pool, decision.winner or FLOOR] += 1
         for brake in decision.brakes:
@@ -95,9 +104,11 @@ class ScaleState(Struct, frozen=True, kw_only=True):
 
     frozen: bool
     pools: list[PoolRow]
+    cost: CostState
+    """Of all pools since this process began."""
 
 
-def scale_state(driver: Driver, feed: ScaleFeed, now: InstantNs) -> ScaleState:
+def scale_state(driver: Driver, feed: ScaleFeed, now: InstantNs, cost: CostState) -> ScaleState:
     """Return how all pools stand that scale."""
     state = driver.plane.state
     now = max(now, state.now)
@@ -113,7 +124,7 @@ def scale_state(driver: Driver, feed: ScaleFeed, now: InstantNs) -> ScaleState:
                 decisions=told,
             )
         )
-    return ScaleState(frozen=state.scale_frozen, pools=rows)
+    return ScaleState(frozen=state.scale_frozen, pools=rows, cost=cost)
 
 
 def standings(driver: Driver, pool: PoolName) -> Counter[str]:

@@ -25,8 +25,9 @@ from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
 from headrace.gateway.driver import Driver
 from headrace.gateway.feed import Feed
-from headrace.gateway.fleet import LIVES_BITS, engines, hosted, joining, prices
+from headrace.gateway.fleet import LIVES_BITS, engines, grown, hosted, joining, prices
 from headrace.gateway.grants import Grants, with_tenants
+from headrace.gateway.hand import wanted
 from headrace.gateway.jobs.office import office, working
 from headrace.gateway.overview import GroupState
 from headrace.gateway.past import recall
@@ -34,6 +35,7 @@ from headrace.gateway.shadow import Beside, Shadow
 from headrace.gateway.steward import Reread
 from headrace.gateway.tokenizers import counting
 from headrace.gateway.traffic import Server
+from headrace.gateway.wall import WallWatch
 from headrace.model.effect import Concluded
 from headrace.model.event import ScaleFrozen
 from headrace.model.ids import PoolName, ReplicaName, RequestId, TenantId
@@ -191,7 +193,7 @@ class Gateway:
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
-            engines(settings, clock, past.first_id),
+            engines(grown(settings, wanted(past.plane)), clock, past.first_id),
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -256,6 +258,7 @@ class Gateway:
     def begin(self) -> None:
         """Have the plane go on or begin, and the engines announced."""
         self.driver.start(self._config, self._revision, self._source)
+        WallWatch(self._clock, self.driver)
         if self.admin is not None:
             self.admin.begin()
 

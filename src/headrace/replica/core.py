@@ -152,8 +152,7 @@ class Replica:
     def _part_with(self, stream: Stream, now: InstantNs) -> Finished:
         self._split(now)
         finished = self._batch.abort(stream, self._boundary())
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
         return finished
 
     # Requests that move between engines, see `moving` ------------------------------------------
@@ -180,8 +179,7 @@ class Replica:
         self._split(now)
         if self._rules != NO_RULES or not self._batch.set_aside(attempt, blocks):
             return False
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
         return True
 
     def give_up(self, attempt: AttemptId, now: InstantNs) -> None:
@@ -189,8 +187,7 @@ class Replica:
         self._live_to(now)
         self._split(now)
         self._batch.give_up(attempt)
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
 
     def export(self, attempt: AttemptId, now: InstantNs) -> Moved | None:
         """Give a decoding attempt away; None: it does not decode.
@@ -222,7 +219,7 @@ class Replica:
         if not self._left:
             self._start = max(self._start, now * PS_PER_NS)
             self._begin()
-        elif self._left > 1:
+        else:
             self._cut(now)
 
     def reprice(self, profile: Profile, now: InstantNs) -> None:
@@ -230,11 +227,17 @@ class Replica:
         known = self.profile
         assert profile.kv_capacity_tokens == known.kv_capacity_tokens, "a pool cannot grow"
         self._live_to(now)
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
         self.profile = self._batch.yielding.profile = profile
         self._costs, self._stretch = profile.costs, -1
         self._hold_steps = 0  # what the policy promised, it promised of the old one
+
+    def forget_prefixes(self, now: InstantNs) -> None:
+        """Drop the cached prefixes that nothing runs on, from the next step on."""
+        self._live_to(now)
+        self._split(now)
+        self._batch.pool.clear()
+        self._cut(now)
 
     def next_event(self) -> InstantNs | None:
         """Return when to call `advance` next at the latest; None while idle.
@@ -369,9 +372,10 @@ class Replica:
         return min(least_steps(self._alpha, self._beta, span), self._left)
 
     def _cut(self, now: InstantNs) -> None:
-        """End the segment with the step being done at `now`."""
-        self._left = self._upcoming(now)
-        self._end = self._start + total(self._alpha, self._beta, self._left)
+        """End the segment, if there is one, with the step being done at `now`."""
+        if self._left > 1:
+            self._left = self._upcoming(now)
+            self._end = self._start + total(self._alpha, self._beta, self._left)
 
     def _done(self, now: InstantNs) -> int:
         """Return how many steps of the segment are over by `now`, never its last."""

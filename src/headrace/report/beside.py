@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from headrace.model.ids import TenantId
 from headrace.model.slo import Outcome
 from headrace.report import words
+from headrace.report.cost import cost_rows
 from headrace.report.groups import EntryResult, Group
 from headrace.report.stats import GapQuantiles, Quantiles
 from headrace.report.summary import Summary
@@ -28,7 +29,9 @@ def comparable(summaries: Sequence[Summary]) -> bool:
 
 def side_by_side(summaries: Sequence[Summary]) -> Table:
     """Return every denominator, attainment and goodput of several runs (EX-3)."""
-    return _table("Denominators, attainment, goodput", summaries, FIGURES)
+    return _table(
+        "Denominators, attainment, goodput", summaries, (*FIGURES, *_cost_rows(summaries))
+    )
 
 
 def latencies_beside(summaries: Sequence[Summary]) -> Table:
@@ -131,6 +134,16 @@ FIGURES: tuple[Named, ...] = (
     ("prefix hit share", lambda s: words.percent(s.engines.prefix_hit_share)),
     ("preemptions", lambda s: words.count(s.engines.preemptions)),
 )
+
+
+def _cost_rows(summaries: Sequence[Summary]) -> list[Named]:
+    """Return what was held, by what it served; nothing where nobody counted it (OPS-3)."""
+    named = {name: None for one in summaries for name, _ in cost_rows(one.cost)}
+    return [(name, _costs(name)) for name in named]
+
+
+def _costs(name: str) -> Callable[[Summary], str]:
+    return lambda summary: dict(cost_rows(summary.cost)).get(name, words.NONE)
 
 
 def _quantile_rows(name: str, pick: Callable[[Group], Quantiles | None]) -> list[Named]:

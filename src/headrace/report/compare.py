@@ -104,7 +104,9 @@ def compare(base: RunRecord | Summary, other: RunRecord | Summary) -> Comparison
         trace_hash=one.trace_hash,
         formula=one.formula,
         changes=tuple(
-            _change(name, unit, figure(one), figure(two)) for name, unit, figure in FIGURES
+            _change(name, unit, figure(one), figure(two))
+            for name, unit, figure in FIGURES
+            if name not in COSTS or (figure(one), figure(two)) != (None, None)
         ),
         verdict=verdict,
         interval=spread,
@@ -175,8 +177,22 @@ FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("token goodput", "tokens/s", lambda s: s.total.token_goodput),
     ("success per request", "", lambda s: s.total.success_per_request),
     ("attempts per request (no retries yet)", "", lambda s: s.total.retry_amplification),
+    (
+        "GPU time per request that met",
+        "GPU-s",
+        lambda s: None if s.cost is None else s.cost.gpu_s_per_met,
+    ),
+    (
+        "cost per 1,000 that met",
+        "USD",
+        lambda s: None if s.cost is None else s.cost.usd_per_thousand_met,
+    ),
 )
 """What is shown of both runs, denominators first: attainment and goodput, never one alone."""
+
+
+COSTS = tuple(name for name, _, _ in FIGURES[-2:])
+"""Those that are left out where neither run counted them: nobody knows, or no price is declared (OPS-3)."""
 
 
 def _summary(run: RunRecord | Summary) -> Summary:

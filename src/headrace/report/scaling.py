@@ -13,6 +13,7 @@ from headrace.plane.core import Plane
 from headrace.plane.journal import Differs, JournalError, Record, verify
 from headrace.policy.catalog import PlaneConfig, decode
 from headrace.policy.scaling.explain import Row, explained
+from headrace.report import words
 from headrace.report.decisions import (
     BadLog,
     ConfigLine,
@@ -86,7 +87,7 @@ def text(decision: Decision) -> str:
     made = record.decision
     head = (
         f"decision {record.decision_id}: {made.pool} at {to_seconds(record.at):.1f} s, "
-        f"{made.ordered} groups there or on their way, {made.desired} desired"
+        f"{words.plural(made.ordered, 'group')} there or on the way, {made.desired} desired"
     )
     return "\n".join([head, *map(_line, told)])
 

@@ -4,8 +4,9 @@ What no type can say is asked here: the deployment must make sense as one that i
 what is offered and what fails must name things that it has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.config.build import build, descend, read_text, with_profiles
 from headrace.config.check import problems
@@ -13,21 +14,30 @@ from headrace.config.errors import ConfigError, Fault
 from headrace.config.problem import Severity
 from headrace.config.schema import Settings
 from headrace.config.tree import read_tree
-from headrace.sim.faults import Crash, Drain, Slow
+from headrace.sim.faults import Crash, Drain, OfGroups, Slow
 from headrace.sim.scenario import Scenario
 from headrace.units import BLOCK_TOKENS
+
+_S = TypeVar("_S", bound=Scenario)
 
 
 def load_scenario(path: Path) -> Scenario:
     """Return the scenario of a YAML or JSON file; raises ConfigError with every fault found."""
-    tree = with_profiles(read_tree(read_text(path), str(path)), Scenario, path.parent)
-    scenario = build(tree, Scenario)
+    return load_as(path, Scenario)
+
+
+def load_as(
+    path: Path, type_: type[_S], more: Callable[[_S], Iterable[tuple[str, str]]] = lambda _: ()
+) -> _S:
+    """Return a scenario that says more than any; `more` yields (path, fault) of that."""
+    tree = with_profiles(read_tree(read_text(path), str(path)), type_, path.parent)
+    scenario = build(tree, type_)
     found = [
         (one.path, one.message)
         for one in problems(Settings(deployment=scenario.deployment))
         if one.severity is Severity.ERROR
     ]
-    found += _strangers(scenario)
+    found += [*_strangers(scenario), *more(scenario)]
     if found:
         faults = [Fault(descend(tree, at).origin, message, at) for at, message in found]
         raise ConfigError(sorted(faults, key=Fault.place))
@@ -56,8 +66,11 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
                 yield f"$.assign.{field}.{name}", f"unknown name `{name}`"
     yield from _chunks(scenario)
     replicas = sum(pool.replicas for pool in deployment.pools)
+    scales = any(pool.scaling is not None for pool in deployment.pools)
     for nth, fault in enumerate(scenario.faults):
-        if isinstance(fault, Crash | Drain | Slow) and fault.replica >= replicas:
+        if isinstance(fault, OfGroups) and not scales:
+            yield f"$.faults[{nth}].kind", "expected a pool with `scaling`: no other has groups"
+        if isinstance(fault, Crash | Drain | Slow) and (fault.replica or 0) >= replicas:
             yield (
                 f"$.faults[{nth}].replica",
                 f"no replica {fault.replica}: there are {replicas}, counted from 0",

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.adapters.actuators.process.actuator import ProcessActuator, Recipe
 from headrace.adapters.actuators.process.records import stat
-from headrace.gateway.clock import MonotonicClock
+from headrace.gateway.clock import LoopClock
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Stage
 
@@ -31,7 +31,7 @@ class Scene:
     """One actuator, and what it told."""
 
     def __init__(self, folder: Path, given: Recipe) -> None:
-        clock = MonotonicClock(asyncio.get_running_loop())
+        clock = LoopClock(asyncio.get_running_loop())
         self.actuator = ProcessActuator(clock, folder, {POOL: given})
         self.heard: list[GroupEvent] = []
         self._more = asyncio.Event()

@@ -1,18 +1,32 @@
 """Groups of processes: every way up, every way down, and nothing left behind."""
 
+import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from headrace.adapters.actuators.process.records import KEPT, MARK, Child, Records, stat
+from headrace.adapters.actuators.process.log import CappedLog
+from headrace.adapters.actuators.process.look import pause
+from headrace.adapters.actuators.process.records import (
+    KEPT,
+    LOGS_KEPT,
+    MARK,
+    Child,
+    Records,
+    stat,
+)
+from headrace.gateway.clock import LoopClock
+from headrace.model.ids import ReplicaName
 from headrace.ports.actuator import Stage, stage_seconds
-from headrace.units import to_seconds
+from headrace.units import later, seconds, to_seconds
 from tests.adapters.actuators.scenes import POOL, lives, scene, until
 
 pytestmark = pytest.mark.service
@@ -321,3 +335,81 @@ def test_a_sweep_reads_whatever_is_there_and_keeps_few_folders(tmp_path: Path) -
     if sys.platform == "linux":
         assert len(list(tmp_path.glob("4194303-*"))) == KEPT
     assert tmp_path.joinpath("of-somebody-else").is_dir()
+
+
+# What fails again and again, and what others clear away ----------------------------------------
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_what_can_never_start_is_tried_ever_more_rarely_by_whatever_name(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path, command=("no-such-program",)) as made:
+        for nth in range(30):
+            made.start(f"g{nth}")
+            await made.until(f"g{nth}", Stage.REFUSED)
+    at = [to_seconds(one.at) for one in made.heard if one.stage is Stage.REFUSED]
+    pauses = [round(after - before, 1) for before, after in pairwise(at)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[30.0] * 23]
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_logs_of_groups_that_are_over_are_kept_in_bounds(tmp_path: Path) -> None:
+    async with scene(tmp_path, command=("no-such-program",), ranks=2) as made:
+        for nth in range(LOGS_KEPT + 5):
+            for rank in range(2):
+                path = made.actuator._records.log_path(f"g{nth}", rank)
+                path.write_text("said")
+                path.with_suffix(".old.log").write_text("said")
+            made.start(f"g{nth}")
+            await made.until(f"g{nth}", Stage.REFUSED)
+        kept = {path.name.split(".")[0] for path in made.actuator._records.own.iterdir()}
+        assert kept == {f"g{nth}" for nth in range(5, LOGS_KEPT + 5)}
+
+
+@pytest.mark.asyncio
+async def test_groups_start_and_write_though_somebody_cleared_their_folder_away(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as made:
+        made.start("a")
+        await made.until("a", Stage.READY)
+        shutil.rmtree(made.actuator._records.own)
+        made.start("b")
+        await made.until("b", Stage.READY)
+        assert made.actuator.log_path(ReplicaName("b")).exists()
+
+
+def test_a_log_whose_folder_is_gone_keeps_to_its_own_file_and_bound(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "g.log"
+    path.parent.mkdir()
+    log = CappedLog(path, 131_072)
+    kept = os.dup(log._file)
+    shutil.rmtree(path.parent)
+    with (tmp_path / "another").open("wb") as other:  # takes whatever number is let go of
+        for _ in range(10):
+            log.put(b"x" * 40_000)
+            assert os.fstat(kept).st_size <= 131_072
+        assert os.fstat(other.fileno()).st_size == 0
+        assert os.path.sameopenfile(kept, log._file)
+    log.close()
+    os.close(kept)
+
+
+@pytest.mark.asyncio
+@pytest.mark.looptime
+async def test_a_pause_that_is_over_as_its_waiter_goes_is_no_error() -> None:
+    loop, wrong = asyncio.get_running_loop(), list[Exception]()
+    clock = LoopClock(loop)
+    clock.on_error = wrong.append
+    waiting = asyncio.create_task(pause(clock, 1.0))
+
+    def leave() -> None:  # in the same turn as the pause ends, and before it
+        waiting.cancel()
+
+    clock.call_at(later(clock.now(), seconds(1.0)), leave)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert wrong == []

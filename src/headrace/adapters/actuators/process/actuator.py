@@ -6,7 +6,7 @@ One task a group, from when it is asked for until nothing of it is left.
 import asyncio
 import logging
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from headrace.adapters.actuators.process.look import climb
 from headrace.adapters.actuators.process.ranks import LOOK_S, Ranks
 from headrace.adapters.actuators.process.records import Records
 from headrace.model.engine import EngineKind
+from headrace.model.group import Place
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
 from headrace.ports.clock import Clock
@@ -27,6 +28,9 @@ KEPT = 1_000
 """Stage events that are kept to be read, of all groups together."""
 HOST = "127.0.0.1"
 _BACKOFF_S = 0.5, 30.0
+"""Pause after the first life that failed, and the longest one; each is twice the one before."""
+_HERE = (Place(node=socket.gethostname()),)
+"""All of them are on this machine, and are lost with it."""
 _log = logging.getLogger(__name__)
 
 _Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -96,6 +100,8 @@ class ProcessActuator:
             _log.warning("ended %d processes of a gateway that is gone", len(self.swept))
         self._held: dict[ReplicaName, _Held] = {}
         self._ports: set[int] = set()
+        self._falls: Counter[PoolName] = Counter()
+        """Lives in a row, of whatever group, none of which became ready."""
         self._listener: Listener = lambda _: None
         self.record: deque[GroupEvent] = deque(maxlen=KEPT)
         """What groups went through, the newest last."""
@@ -134,13 +140,14 @@ class ProcessActuator:
                 model=held.recipe.model,
                 ranks=held.recipe.ranks,
                 running=0 if held.ranks is None else held.ranks.running,
+                places=_HERE,
             )
             for held in self._held.values()
         )
 
     def log_path(self, name: ReplicaName) -> Path:
         """Return where the output of a group's first rank goes."""
-        return self._records.own / f"{name}.0.log"
+        return self._records.log_path(name)
 
     async def close(self) -> None:
         """End every group; return once nothing is left of any."""
@@ -166,24 +173,34 @@ class ProcessActuator:
         except Exception as error:  # noqa: BLE001 - our bug: this group is over, others go on
             _log.error("group %s is given up", held.name, exc_info=error)
             last = Stage.GIVEN_UP, "a bug of the gateway"
+        if last[0] is Stage.REFUSED:
+            self._falls[held.pool] += 1
         del self._held[held.name]
+        self._records.over(held.name, held.recipe.ranks)
         self._tell(held, *last)
 
     async def _lives(self, held: _Held) -> tuple[Stage, str]:
         """Live one life after the other; return how the last one ended."""
-        first, most = _BACKOFF_S
-        while not held.stop.is_set():
+        while not await held.stopped_within(self._pause_s(held)):
             why = await self._live(held)
             if held.stop.is_set():
                 break
+            self._falls[held.pool] += Stage.READY not in held.seen
             self._tell(held, Stage.LOST, why)
             held.losses.append(self._clock.now())
             if self._lost_too_often(held):
                 times = f"{len(held.losses)} times in {held.recipe.window_s:g} s"
                 return Stage.GIVEN_UP, f"lost {times}, last: {why}"
-            await held.stopped_within(min(most, first * 2 ** (len(held.losses) - 1)))
             held.life += 1
         return Stage.STOPPED, ""
+
+    def _pause_s(self, held: _Held) -> float:
+        """Return how long to wait before a life: for its own losses, and for what never starts in its pool.
+
+        Whoever asks for another group as one is refused or given up must not be faster than that.
+        """
+        (first, most), times = _BACKOFF_S, max(len(held.losses), self._falls[held.pool])
+        return min(most, first * 2 ** min(times - 1, 16)) if times else 0.0
 
     def _lost_too_often(self, held: _Held) -> bool:
         full = len(held.losses) > held.recipe.restarts
@@ -238,6 +255,8 @@ class ProcessActuator:
         whole = held.ranks is not None and held.ranks.running == held.recipe.ranks
         if stage not in held.seen and whole and not held.stop.is_set():
             held.seen.add(stage)
+            if stage is Stage.READY:
+                del self._falls[held.pool]
             self._tell(held, stage)
 
     def _tell(self, held: _Held, stage: Stage, why: str = "") -> None:

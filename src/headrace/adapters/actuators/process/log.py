@@ -28,15 +28,25 @@ class CappedLog:
     def put(self, data: bytes) -> None:
         """Write at most 64 KiB; what a full disk has no room for is dropped."""
         if self._size + len(data) > self._half:
-            os.close(self._file)
-            self.path.replace(self.path.with_suffix(".old.log"))
-            self._file, self._size = self._open(), 0
+            self._turn()
         with suppress(OSError):
             self._size += os.write(self._file, data)
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
+
+    def _turn(self) -> None:
+        """Begin a new file; where that cannot be done, as in a folder that is gone, the old one anew."""
+        try:
+            self.path.replace(self.path.with_suffix(".old.log"))
+            file = self._open()
+        except OSError:
+            os.ftruncate(self._file, 0)
+        else:
+            os.close(self._file)
+            self._file = file
+        self._size = 0
 
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

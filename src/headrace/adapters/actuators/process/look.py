@@ -37,10 +37,10 @@ class _Models(Struct):
 
 async def pause(clock: Clock, wait_s: float) -> None:
     """Return once `wait_s` seconds have passed."""
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_at(later(clock.now(), seconds(wait_s)), lambda: over.set_result(None))
+    over = asyncio.Event()  # set twice, or when nobody waits any more, it bears
+    timer = clock.call_at(later(clock.now(), seconds(wait_s)), over.set)
     try:
-        await over
+        await over.wait()
     finally:
         timer.cancel()
 

@@ -78,6 +78,7 @@ class Ranks:
         """
         if shutil.which(command[0]) is None:
             raise FileNotFoundError(f"no such program: {command[0]}")
+        self._records.make()
         nth = len(self._processes)
         mark = secrets.token_hex(16)
         passed = {name: os.environ[name] for name in PASSED if name in os.environ}
@@ -103,7 +104,7 @@ class Ranks:
 
     def log_path(self, nth: int = 0) -> Path:
         """Return where the output of a rank goes."""
-        return self._records.own / f"{self._name}.{nth}.log"
+        return self._records.log_path(self._name, nth)
 
     def fallen(self) -> str:
         """Say which rank has ended, and how; nothing if all run."""

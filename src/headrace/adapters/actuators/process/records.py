@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from msgspec import Struct
 
 MARK = "HEADRACE_GROUP_MARK"
 """Environment variable by which a child, and its children, are known."""
+LOGS_KEPT = 20
+"""Groups that are over whose output is kept: the last ones."""
 KEPT = 5
 """Folders of gateways that are gone, with their logs; older ones are deleted."""
 _PROC = Path("/proc")
@@ -62,7 +65,27 @@ class Records:
         self._all = folder
         me = stat(os.getpid())
         self.own = folder / f"{os.getpid()}-{0 if me is None else me.started}"
+        self._over: deque[str] = deque()
+        self.make()
+
+    def make(self) -> None:
+        """Make our folder, or make it again: others clear away what they do not know."""
         self.own.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def log_path(self, group: str, rank: int = 0) -> Path:
+        """Return where the output of a group's rank goes."""
+        return self.own / f"{group}.{rank}.log"
+
+    def over(self, group: str, ranks: int) -> None:
+        """Keep the logs of a group that is over until so many others are."""
+        self._over = deque(name for name in self._over if name != group)
+        self._over.append(group)
+        if len(self._over) > LOGS_KEPT:
+            gone = self._over.popleft()
+            for path in (self.log_path(gone, nth) for nth in range(ranks)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                    path.with_suffix(".old.log").unlink(missing_ok=True)
 
     def write(self, name: str, child: Child) -> None:
         """Keep who a child is."""
