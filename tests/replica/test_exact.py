@@ -311,19 +311,27 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
                 "counter": rng.choice([None, None, 0, rng.randint(0, 20_000_000_000)]),
             }
             script.append(("submit", wait, shape))
-        elif kind < 0.75:
-            script.append(("abort", wait, rng.randint(0, nth)))
         elif kind < 0.8:
-            aside = rng.randint(0, nth), rng.randint(0, 40)
-            script.append(("set_aside", wait, aside))
-        elif kind < 0.86:
-            script.append(("export", wait, rng.randint(0, nth)))
-        elif kind < 0.92:
-            script.append(("take_in", wait, None))
+            script.append(("abort", wait, rng.randint(0, nth)))
         else:
             what = rng.choice(["progress", "prompts", "report", "totals", "yielded"])
             script.append((what, wait, None))
     return script
+
+
+def with_moves(rng: Random, script: list[tuple[str, int, Any]]) -> list[tuple[str, int, Any]]:
+    """Return a script in which some requests go away, and some of these come back."""
+    found = []
+    for nth, one in enumerate(script):
+        found.append(one)
+        wait, kind = rng.choice([0, 1, 5_000_000, rng.randint(0, 30_000_000)]), rng.random()
+        if kind < 0.06:
+            found.append(("set_aside", wait, (rng.randint(0, nth), rng.randint(0, 40))))
+        elif kind < 0.12:
+            found.append(("export", wait, rng.randint(0, nth)))
+        elif kind < 0.2:
+            found.append(("take_in", wait, None))
+    return found
 
 
 def moves(log: list[Any]) -> Counter[str]:
@@ -350,7 +358,7 @@ def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
             "offers": offers,
             "rules": rules,
         }
-        script = draw(rng)
+        script = with_moves(rng, draw(rng))
         stepped = play(engine(profile, policy, jumps=False, **told), script)
         jumped = play(engine(profile, policy, **told), script)
         assert jumped == stepped, f"{seed=}"

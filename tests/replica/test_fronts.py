@@ -20,7 +20,6 @@ from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.batching.steps import Steps
 from headrace.policy.ordering.orders import EarliestDeadline, TenantFirst
 from headrace.replica.core import Replica
-from headrace.replica.moving import Moved
 from headrace.replica.yielding import Yielding
 from headrace.units import NS_PER_MS, NS_PER_S, PS_PER_NS, InstantNs
 from tests.replica.scenes import (
@@ -90,11 +89,10 @@ def lengths(
             if tells:
                 steps.append((view, knobs, due - view.now))
 
-    away: list[Moved] = []
     for nth, (what, wait, argument) in enumerate(draw(Random(seed))):
         now += wait
         pass_to(now)
-        act(replica, what, argument, nth, InstantNs(now), away)
+        act(replica, what, argument, nth, InstantNs(now), [])
     pass_to(1 << 60)
     return steps
 
