@@ -28,6 +28,7 @@ from headrace.policy.batching import (
 )
 from headrace.replica.core import Replica
 from headrace.replica.job import Job
+from headrace.replica.seen import seen
 from headrace.sim.scenario import rows_of
 from headrace.trace.builtin import ARXIV
 from headrace.trace.mix import Blend, Empirical, Fixed, Lengths, Part, Quantiles
@@ -92,13 +93,14 @@ def decision(_seeds: Sequence[int]) -> Part_:
         )
     replica.advance(InstantNs(5 * NS_PER_S))
     policy = PacedPrefill()
-    seen = replica._view()  # noqa: SLF001 - what the engine makes for each decision
-    assert (seen.decodes, seen.prefills, seen.waiting) == (255, 1, 1_000)
-    assert policy.knobs(seen).chunk_limit is not None
+    batch, now = replica._batch, replica._boundary()  # noqa: SLF001 - what the engine shows of itself
+    view = seen(batch, replica.profile, now)
+    assert (view.decodes, view.prefills, view.waiting) == (255, 1, 1_000)
+    assert policy.knobs(view).chunk_limit is not None
     micros = []
     for _nth in range(2_000):
         began = time.process_time_ns()
-        policy.knobs(replica._view())  # noqa: SLF001
+        policy.knobs(seen(batch, replica.profile, now))
         micros.append((time.process_time_ns() - began) / 1_000)
     p50 = statistics.median(micros)
     claims = [at_most("CPU us of one decision, p50, 256 running, 1,000 waiting", p50, 150)]

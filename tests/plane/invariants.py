@@ -101,6 +101,13 @@ def loads_are_their_flights(state: PlaneState) -> None:
         else:
             tally["prefill"] += flight.prefill_ns
         assert flight.charged >= 0
+    for attempt, berth in state.ledger.berths.items():
+        flight = state.ledger.flights[attempt]
+        assert flight.streaming
+        assert flight.incarnation != berth.incarnation
+        gaps[berth.incarnation][flight.gap_ns] += 1
+        sums[berth.incarnation]["attempts"] += 1
+        sums[berth.incarnation]["blocks"] += berth.blocks
     for incarnation, load in state.ledger.loads.items():
         tally = sums[incarnation]
         assert sum(load.prefills.values()) == tally["prefill"]
@@ -256,6 +263,7 @@ def over(plane: Plane) -> None:
     assert not state.live
     assert not state.ledger.holds
     assert not state.ledger.flights
+    assert not state.ledger.berths
     for load in state.ledger.loads.values():
         kept = ("front_at", "busy_ns", "busy_since", "tokens_made")
         assert load == Load(**{name: getattr(load, name) for name in kept})

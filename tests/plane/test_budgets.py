@@ -13,7 +13,7 @@ from headrace.model.ids import TenantId
 from headrace.model.price import PriceSpec
 from headrace.model.slo import Outcome
 from headrace.plane.core import Plane
-from headrace.plane.ledger import Quota
+from headrace.plane.quotas import Quota
 from headrace.policy.admission.gates import Gates, Mode, Modes
 from headrace.policy.catalog import PlaneConfig
 from tests.plane import invariants

@@ -11,7 +11,7 @@ from headrace.model.effect import Concluded, Decided, Dispatch, Fail
 from headrace.model.ids import AttemptId, ClassName, PoolName, TenantId
 from headrace.model.slo import Outcome
 from headrace.plane.accounts import Accounts, Tally
-from headrace.plane.ledger import Bucket
+from headrace.plane.quotas import Bucket
 from headrace.policy.admission.gates import GateMode, Gates, Mode, Modes
 from headrace.policy.ordering.orders import Fifo
 from headrace.units import MICRO, InstantNs, Tokens, WorkNs, time_for

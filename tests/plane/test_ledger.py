@@ -12,9 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headrace.model.budget import Take
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
-from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
+from headrace.model.ids import (
+    AttemptId,
+    Incarnation,
+    ModelName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
 from headrace.model.paths import Level, Link, Path, path
-from headrace.plane.ledger import Bucket, Flight, Ledger
+from headrace.plane.ledger import Flight, Ledger
+from headrace.plane.quotas import Bucket
 from headrace.policy.fairness.costs import GpuTime, Linear, Price, price
 from headrace.policy.fairness.shares import Rules
 from headrace.policy.fairness.vtc import share
@@ -363,7 +371,7 @@ def test_books_of_a_life_open_once_and_close_empty() -> None:
         books.open_load(Incarnation(1))
     books.book(AttemptId(1), flight(), RATES)
     with pytest.raises(AssertionError, match="still holds 1 attempts"):
-        books.close_load(Incarnation(1))
+        books.close_load(Incarnation(1), NOW)
 
 
 # Counters ------------------------------------------------------------------------------------
@@ -476,6 +484,25 @@ class Books(RuleBasedStateMachine):
                 self.price.service(uncached, one.cached_tokens, made) // one.way[-1].weight
             )
 
+    @precondition(lambda self: self.open)
+    @rule(nth=st.integers(0, 9))
+    def set_aside(self, nth: int) -> None:
+        attempt = AttemptId(self.one(nth))
+        one = self.open[attempt]
+        if one.streaming and attempt not in self.ledger.berths:
+            other = Incarnation(3 - one.incarnation)
+            self.ledger.set_aside(attempt, ReplicaName(f"r{other}"), other, InstantNs(self.now))
+
+    @precondition(lambda self: self.ledger.berths)
+    @rule(nth=st.integers(0, 9), moves=st.booleans())
+    def arrive_or_stay(self, nth: int, moves: bool) -> None:
+        berths = sorted(self.ledger.berths)
+        attempt = berths[nth % len(berths)]
+        before, berth = self.open[attempt].incarnation, self.ledger.berths[attempt]
+        (self.ledger.move if moves else self.ledger.give_up)(attempt, InstantNs(self.now))
+        assert self.open[attempt].incarnation == (berth.incarnation if moves else before)
+        assert self.open[attempt].moved or not moves
+
     @rule(price=st.sampled_from(PRICES))
     def rebase(self, price: Price) -> None:
         self.price, self.settled = price, 0
@@ -500,9 +527,12 @@ class Books(RuleBasedStateMachine):
         for life, load in self.ledger.loads.items():
             mine = [one for one in self.open.values() if one.incarnation == life]
             streams = [one for one in mine if one.streaming]
-            assert load.attempts == len(mine)
+            berths = {a: b for a, b in self.ledger.berths.items() if b.incarnation == life}
+            coming = [self.open[attempt] for attempt in berths]
+            assert load.attempts == len(mine) + len(coming)
             assert load.decodes == len(streams)
-            assert load.blocks == sum(one.blocks for one in mine)
+            held = sum(one.blocks for one in mine) + sum(one.blocks for one in berths.values())
+            assert load.blocks == held
             assert load.context_tokens == sum(one.input_tokens + one.made for one in streams)
             assert load.pending_prefill_ns == 7_000 * (len(mine) - len(streams))
             assert sum(load.prefills.values()) == load.pending_prefill_ns
@@ -511,7 +541,7 @@ class Books(RuleBasedStateMachine):
             late = max(0, self.now - load.front_at - load.front_ns) if load.prefills else 0
             behind = load.pending_prefill_ns - load.front_ns
             assert behind + late <= left <= behind + max(late, load.front_ns)
-            assert load.gaps == Counter(one.gap_ns for one in mine)
+            assert load.gaps == Counter(one.gap_ns for one in (*mine, *coming))
             assert load.tightest == min(load.gaps, default=None)
 
     @invariant()

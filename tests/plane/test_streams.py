@@ -11,7 +11,7 @@ from headrace.model.effect import Cancel, Concluded, Dispatch, Fail
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, TenantId
 from headrace.model.meter import StreamTiming
 from headrace.model.slo import Outcome
-from headrace.plane.ledger import Bucket
+from headrace.plane.quotas import Bucket
 from headrace.plane.state import Phase
 from headrace.plane.streams import GONE
 from headrace.units import MICRO, InstantNs

@@ -419,7 +419,10 @@ class WholePlane(RuleBasedStateMachine):
         self.lives.append((name, self.life, pool))
         self.tell(
             ReplicaUp(
-                replica=ReplicaName(name), incarnation=Incarnation(self.life), pool=PoolName(pool)
+                replica=ReplicaName(name),
+                incarnation=Incarnation(self.life),
+                pool=PoolName(pool),
+                migrates=True,
             )
         )
 

@@ -33,6 +33,8 @@ from headrace.policy.ordering.orders import (
     VtcOrder,
 )
 from headrace.replica.core import Replica
+from headrace.replica.job import Finished
+from headrace.replica.moving import Moved
 from headrace.replica.rules import NO_RULES, Reserve, Rules
 from headrace.units import InstantNs, Tokens
 from tests.replica.scenes import (
@@ -142,16 +144,42 @@ ACTIONS = st.one_of(
     st.tuples(
         st.sampled_from(["progress", "prompts", "report", "totals", "yielded"]), WAITS, st.none()
     ),
+    st.tuples(st.just("set_aside"), WAITS, st.tuples(st.integers(0, 12), st.integers(0, 40))),
+    st.tuples(st.sampled_from(["export", "give_up"]), WAITS, st.integers(0, 12)),
+    st.tuples(st.just("take_in"), WAITS, st.none()),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([1, 16, 512])),
     st.tuples(st.just("forget"), WAITS, st.none()),
 )
 
 
-def act(  # noqa: PLR0911 - one for each thing
-    replica: Replica, what: str, argument: Any, nth: int, now: InstantNs
+def shift(replica: Replica, what: str, argument: Any, now: InstantNs, away: list[Moved]) -> object:
+    """Take a step of a move, as `act`."""
+    match what:
+        case "set_aside":
+            replica.give_up(AttemptId(argument[0]), now)
+            return replica.set_aside(AttemptId(argument[0]), argument[1], now)
+        case "give_up":
+            replica.give_up(AttemptId(argument), now)
+            return None
+        case "export":
+            for attempt in map(AttemptId, range(argument, argument + 12)):
+                if (blocks := replica.movable(attempt, now)) is not None:
+                    moved = replica.export(attempt, now)
+                    assert moved is not None
+                    away.append(moved)
+                    return blocks, moved
+            return None
+        case _:
+            if away:
+                replica.take_in(away.pop(), now)
+            return None
+
+
+def act(
+    replica: Replica, what: str, argument: Any, nth: int, now: InstantNs, away: list[Moved]
 ) -> object:
-    """Do one thing to an engine and return its answer."""
+    """Do one thing to an engine and return its answer; `away` has what it gave away."""
     match what:
         case "submit":
             return replica.submit(job(nth, **argument), now)
@@ -166,16 +194,10 @@ def act(  # noqa: PLR0911 - one for each thing
         case "forget":
             replica.forget_prefixes(now)
             return None
-        case "progress":
-            return replica.progress(now)
-        case "prompts":
-            return replica.prompts(now)
-        case "report":
-            return replica.report(now)
-        case "yielded":
-            return replica.yielded(now)
-        case _:
-            return replica.totals(now)
+        case "set_aside" | "give_up" | "export" | "take_in":
+            return shift(replica, what, argument, now, away)
+        case _:  # progress, prompts, report, totals, yielded
+            return getattr(replica, what)(now)
 
 
 def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = False) -> list[Any]:
@@ -184,12 +206,13 @@ def play(replica: Replica, script: list[tuple[str, int, Any]], *, late: bool = F
     `late`: call it at the script's instants only; events then come in other calls, but the same.
     """
     log: list[Any] = []
+    away: list[Moved] = []
     now = 0
     for nth, (what, wait, argument) in enumerate(script):
         now += wait
         if not late:
             log += [(at, event) for at, event in run_to(replica, now)]
-        answer = act(replica, what, argument, nth, InstantNs(now))
+        answer = act(replica, what, argument, nth, InstantNs(now), away)
         replica.check()
         if late:
             log += [(None, event) for event in replica.advance(InstantNs(now))]
@@ -296,6 +319,32 @@ def draw(rng: Random) -> list[tuple[str, int, Any]]:
     return script
 
 
+def with_moves(rng: Random, script: list[tuple[str, int, Any]]) -> list[tuple[str, int, Any]]:
+    """Return a script in which some requests go away, and some of these come back."""
+    found = []
+    for nth, one in enumerate(script):
+        found.append(one)
+        wait, kind = rng.choice([0, 1, 5_000_000, rng.randint(0, 30_000_000)]), rng.random()
+        if kind < 0.06:
+            found.append(("set_aside", wait, (rng.randint(0, nth), rng.randint(0, 40))))
+        elif kind < 0.12:
+            found.append(("export", wait, rng.randint(0, nth)))
+        elif kind < 0.2:
+            found.append(("take_in", wait, None))
+    return found
+
+
+def moves(log: list[Any]) -> Counter[str]:
+    """Count the streams that were given away, and those of them that came back and ended whole."""
+    away = [each[1][1] for each in log if isinstance(each, tuple) and isinstance(each[1], tuple)]
+    given = {one.job.attempt: one.job.output_tokens for one in away if isinstance(one, Moved)}
+    ended = {
+        one.attempt: one.usage.output_tokens for one in events(log) if isinstance(one, Finished)
+    }
+    back = [attempt for attempt, tokens in given.items() if ended.get(attempt) == tokens]
+    return Counter({"exported": len(given), "moved on": len(back)})
+
+
 def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
     seen: Counter[str] = Counter()
     for seed in range(340):
@@ -309,7 +358,7 @@ def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
             "offers": offers,
             "rules": rules,
         }
-        script = draw(rng)
+        script = with_moves(rng, draw(rng))
         stepped = play(engine(profile, policy, jumps=False, **told), script)
         jumped = play(engine(profile, policy, **told), script)
         assert jumped == stepped, f"{seed=}"
@@ -317,10 +366,12 @@ def test_jumps_equal_steps_on_long_days_with_preemptions() -> None:
         seen["preemptions"] += totals.preemptions
         seen["hits"] += report.prefix_tokens_hit
         seen.update(structs.asdict(yielded))
+        seen.update(moves(jumped))
         assert not yielded.on_host
         assert yielded.kept + yielded.swapped + yielded.recomputed == totals.preemptions
     assert seen["preemptions"] > 1_000, "the scripts no longer fill the pools"
     assert seen["hits"] > 20_000, "the scripts no longer share prefixes"
+    assert min(seen["exported"], seen["moved on"]) > 50, f"{seen=}"
     assert min(seen["kept"], seen["swapped"], seen["recomputed"]) > 100, f"{seen=}"
     assert 0 < seen["bytes_in"] < seen["bytes_out"], "none came back to blocks still cached"
 

@@ -92,7 +92,7 @@ def lengths(
     for nth, (what, wait, argument) in enumerate(draw(Random(seed))):
         now += wait
         pass_to(now)
-        act(replica, what, argument, nth, InstantNs(now))
+        act(replica, what, argument, nth, InstantNs(now), [])
     pass_to(1 << 60)
     return steps
 

@@ -16,7 +16,7 @@ from headrace.model.evidence import WindowFacts
 from headrace.model.ids import TenantId
 from headrace.model.request import Request
 from headrace.plane.core import Plane
-from headrace.plane.ledger import Bucket, Quota, window_facts
+from headrace.plane.quotas import Bucket, Quota, window_facts
 from headrace.units import DurationNs, InstantNs
 
 

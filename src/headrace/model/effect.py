@@ -75,6 +75,20 @@ class Cancel(Struct, frozen=True, kw_only=True, tag="cancel", gc=False):
     incarnation: Incarnation
 
 
+class Migrate(Struct, frozen=True, kw_only=True, tag="migrate", gc=False):
+    """Move a stream from the replica that it runs on to another, while it goes on: `Migrated` tells how that went.
+
+    Both have it booked until then. Nothing is told if it ends meanwhile, or is lost with the old one.
+    """
+
+    attempt: AttemptId
+    replica: ReplicaName
+    """The one that it runs on."""
+    incarnation: Incarnation
+    target: ReplicaName
+    target_incarnation: Incarnation
+
+
 class Decided(Struct, frozen=True, tag="decided"):
     """Write this into the decision log (OBS-1)."""
 
@@ -173,4 +187,4 @@ class Concluded(Struct, frozen=True, kw_only=True, tag="concluded"):
 
 
 GroupEffect = AskGroup | WakeGroup | DrainGroup | RecallGroup | StopGroup
-Effect = Dispatch | Refuse | Fail | Cancel | Decided | Concluded | GroupEffect
+Effect = Dispatch | Refuse | Fail | Cancel | Migrate | Decided | Concluded | GroupEffect

@@ -75,6 +75,8 @@ class ReplicaUp(Struct, frozen=True, kw_only=True, tag="up", gc=False):
     replica: ReplicaName
     incarnation: Incarnation
     pool: PoolName
+    migrates: bool = False
+    """Whether it gives running requests away to others of its pool, and takes theirs in."""
 
 
 class ReplicaDown(Struct, frozen=True, kw_only=True, tag="down", gc=False):
@@ -91,6 +93,15 @@ class ReplicaDraining(Struct, frozen=True, kw_only=True, tag="draining", gc=Fals
 
     replica: ReplicaName
     incarnation: Incarnation
+
+
+class Migrated(Struct, frozen=True, kw_only=True, tag="migrated", gc=False):
+    """A move is over: the stream runs on the other replica from now on, or has stayed where it was."""
+
+    attempt: AttemptId
+    incarnation: Incarnation
+    """Of the replica that it was to go to."""
+    done: bool
 
 
 class ReplicaReported(Struct, frozen=True, tag="report", gc=False):
@@ -172,6 +183,7 @@ Event = (
     | ReplicaUp
     | ReplicaDown
     | ReplicaDraining
+    | Migrated
     | ReplicaReported
     | ReplicaForgot
     | GroupTold

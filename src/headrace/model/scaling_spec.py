@@ -244,6 +244,10 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a group that goes may take for what runs there; then it ends with an error. 120: nine of ten
     answers are over by then; its GPUs cost as before."""
 
+    migrate: bool = True
+    """Whether what runs on a group that goes is moved to others of the pool that have room, where the engines can
+    do so. True: it is gone in seconds instead of minutes, and nothing is cut off; each request stands still once."""
+
     gpu_hour_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
     """Price of an hour of one GPU of the pool's hardware, in US dollars. None: not counted in money."""
     burst_horizon_s: _Positive | None = None

@@ -28,9 +28,9 @@ from headrace.model.paths import ROOT, tenant_key
 from headrace.model.request import Request
 from headrace.model.slo import Bounds
 from headrace.plane.fleet import Candidate, PoolFacts, view
-from headrace.plane.ledger import Quota, window_facts
 from headrace.plane.lengths import Lengths
 from headrace.plane.machine import Machine
+from headrace.plane.quotas import Quota, window_facts
 from headrace.plane.scale_facts import expected
 from headrace.plane.state import ModelState
 from headrace.plane.stranger import bare_evidence, unlimited

@@ -19,6 +19,7 @@ from headrace.model.event import (
     FirstToken,
     GroupsListed,
     GroupTold,
+    Migrated,
     ProgressTick,
     ReplicaDown,
     ReplicaDraining,
@@ -35,7 +36,17 @@ from headrace.model.event import (
 )
 from headrace.model.evidence import ReplicaView
 from headrace.model.request import Request
-from headrace.plane import degrade, dispatch, entry, groups, handover, reconfigure, scaler, streams
+from headrace.plane import (
+    degrade,
+    dispatch,
+    entry,
+    groups,
+    handover,
+    migrate,
+    reconfigure,
+    scaler,
+    streams,
+)
 from headrace.plane.machine import NOT_SURVEYED, Machine, Resolved
 from headrace.plane.outlook import Outlook, outlook
 from headrace.plane.quote import Quote, quote
@@ -64,6 +75,7 @@ class Plane:
             ReplicaUp: self._up,
             ReplicaDown: self._down,
             ReplicaDraining: self._draining,
+            Migrated: self._migrated,
             ReplicaReported: self._reported,
             ReplicaForgot: self._forgot,
             GroupTold: self._group_told,
@@ -158,6 +170,7 @@ class Plane:
 
     def _tick(self, event: ProgressTick, now: InstantNs) -> None:
         streams.progress(self._machine, event, now)
+        migrate.go_on(self._machine, now)
 
     def _ended(self, event: Ended, now: InstantNs) -> None:
         streams.ended(self._machine, event, now)
@@ -170,6 +183,9 @@ class Plane:
 
     def _draining(self, event: ReplicaDraining, now: InstantNs) -> None:
         streams.replica_draining(self._machine, event, now)
+
+    def _migrated(self, event: Migrated, now: InstantNs) -> None:
+        migrate.migrated(self._machine, event, now)
 
     def _reported(self, event: ReplicaReported, now: InstantNs) -> None:
         streams.reported(self._machine, event.snapshot, now)

@@ -67,6 +67,8 @@ class Replica(Struct):
     prefix_tokens: int = 0
     draining: bool = False
     """It takes nothing new: not ranked, and not counted as ready."""
+    migrates: bool = False
+    """It gives running requests away, and takes in those of others."""
     cached_expected: int = 0
     """Prompt tokens that were expected cached, of attempts whose usage told how many were."""
     cached_told: int = 0

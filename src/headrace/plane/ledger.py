@@ -6,144 +6,33 @@ once, on whatever path. Loads belong to an incarnation of a replica, not to its 
 Amounts are reserved by estimate and settled by the engine's usage.
 """
 
-from copy import copy
-from itertools import islice
-
 from msgspec import Struct, field
 
-from headrace.model.budget import NOTHING, Per, Take, Unit
+from headrace.model.budget import NOTHING, Take, Unit
 from headrace.model.deployment import TenantSpec
 from headrace.model.engine import Usage
-from headrace.model.evidence import WindowFacts
-from headrace.model.ids import AttemptId, Incarnation, ModelName, RequestId, TenantId
+from headrace.model.ids import (
+    AttemptId,
+    Incarnation,
+    ModelName,
+    ReplicaName,
+    RequestId,
+    TenantId,
+)
 from headrace.model.paths import Path
 from headrace.plane.busy import Busy
+from headrace.plane.quotas import Hold, Quota, refilled, rolled
 from headrace.policy.fairness.costs import Price
 from headrace.policy.fairness.shares import Rules, Shares
 from headrace.policy.routing.seconds import is_long
 from headrace.units import (
-    NS_PER_S,
     SUM_MAX,
     Blocks,
     DurationNs,
     InstantNs,
     Tokens,
     blocks_for,
-    ceil_div,
 )
-
-_MINUTE = 60 * NS_PER_S
-OLDEST = 64
-"""Of a tenant's live requests, as many are asked when they end: a refusal must stay cheap."""
-
-
-class Hold(Struct, gc=False):
-    """One admitted request's reservation of its tenant's quota and budgets."""
-
-    tenant: TenantId
-    take: Take
-    branches: int = 1
-    """Answers that are made at once for it."""
-    session: str | None = None
-    charged: bool = True
-    """False: it was let in though its tenant's limits were reached, and takes nothing of them."""
-
-
-class Bucket(Struct, gc=False):
-    """A level that refills by `limit` a minute, exactly: whole units and a rest in 1/60e9 of one.
-
-    It may fall below zero when an answer outgrows its reserve: the debt delays what follows.
-    """
-
-    limit: int
-    level: int
-    rest: int = 0
-
-    def refill(self, limit: int, passed: int) -> None:
-        """Add what `passed` nanoseconds bring, up to a full bucket of `limit`."""
-        more, self.rest = divmod(self.rest + passed * limit, _MINUTE)
-        self.limit = limit
-        self.level += more
-        if self.level >= limit:
-            self.level, self.rest = limit, 0
-
-    def wait_ns(self, need: int) -> DurationNs:
-        """Return how long until it holds `need`, if nothing else is taken."""
-        short = (need - self.level) * _MINUTE - self.rest
-        return DurationNs(ceil_div(short, self.limit) if short > 0 else 0)
-
-
-class Window(Struct, gc=False):
-    """What of one budget is used since its window began; what live requests hold comes on top."""
-
-    unit: Unit
-    per: Per
-    began: InstantNs
-    used: int = 0
-
-    def roll(self, now: InstantNs) -> None:
-        """Start anew if the window is over; the next begins where it ended."""
-        passed = (now - self.began) // self.per.ns
-        if passed > 0:
-            self.began, self.used = InstantNs(self.began + passed * self.per.ns), 0
-
-    def wait_ns(self, now: InstantNs) -> DurationNs:
-        """Return how long until the next one begins."""
-        return DurationNs(self.began + self.per.ns - now)
-
-
-class Quota(Struct, gc=False):
-    """One tenant's buckets; None where it has no such limit, so that nothing is counted there."""
-
-    at: InstantNs
-    tokens: Bucket | None = None
-    requests: Bucket | None = None
-    windows: list[Window] = []
-    """In the order of its configured budgets."""
-    parallel: int = 0
-    """Answers being made for it, or waiting to be."""
-    sessions: dict[str, int] = {}
-    """Its sessions with live requests, and how many; empty where nobody limits them."""
-    ends: dict[RequestId, InstantNs] = {}
-    """When its live requests are expected to end, in the order in which they were let in; empty where
-    nobody limits how many there are."""
-    reserved: int = 0
-    """Tokens held by live requests."""
-    reserved_work_ns: int = 0
-    reserved_micro_usd: int = 0
-
-    def held(self, unit: Unit) -> int:
-        """Return what live requests hold; a request is used up once it is let in."""
-        match unit:
-            case Unit.REQUESTS:
-                return 0
-            case Unit.TOKENS:
-                return self.reserved
-            case Unit.WORK:
-                return self.reserved_work_ns
-            case Unit.USD:
-                return self.reserved_micro_usd
-
-    def ends_wait_ns(self, count: int, now: InstantNs) -> DurationNs:
-        """Return how long until so many of its live requests are expected to have ended.
-
-        Looks at its oldest alone: those end first, as a rule.
-        """
-        ends = sorted(islice(self.ends.values(), OLDEST))
-        return DurationNs(max(0, ends[min(count, len(ends)) - 1] - now) if ends else 0)
-
-    def book(self, hold: Hold, sign: int) -> None:
-        """Add what a request holds, or take it away."""
-        self.parallel += sign * hold.branches
-        self.reserved += sign * hold.take.tokens
-        self.reserved_work_ns += sign * hold.take.work_ns
-        self.reserved_micro_usd += sign * hold.take.micro_usd
-        if hold.session is not None:
-            count = self.sessions.get(hold.session, 0) + sign
-            if count:
-                self.sessions[hold.session] = count
-            else:
-                del self.sessions[hold.session]
 
 
 class Flight(Struct, gc=False):
@@ -168,6 +57,10 @@ class Flight(Struct, gc=False):
     sent_at: InstantNs = InstantNs(0)
     made: int = 0
     streaming: bool = False
+    moved: bool = False
+    """Another replica began it."""
+    stayed: int = 0
+    """How often it was to go to another replica and did not."""
 
     def served(self, usage: Usage | None, made: int) -> tuple[int, int, int]:
         """Return the tokens served, uncached, cached and output: by usage, else by those made.
@@ -182,8 +75,16 @@ class Flight(Struct, gc=False):
         return self.input_tokens - self.cached_tokens, self.cached_tokens, made
 
 
+class Berth(Struct, gc=False):
+    """What is booked for an attempt on the replica that it is being moved to, beside its flight on the old one."""
+
+    replica: ReplicaName
+    incarnation: Incarnation
+    blocks: int
+
+
 class Load(Busy):
-    """What we have dispatched to one incarnation and not seen end."""
+    """What we have dispatched to one incarnation and not seen end, and what is on its way to it."""
 
     pending_prefill_ns: DurationNs = DurationNs(0)
     prefills: dict[AttemptId, DurationNs] = field(default_factory=dict)
@@ -239,8 +140,11 @@ class Load(Busy):
         self.prefills[attempt] = DurationNs(flight.prefill_ns)
         self.pending_prefill_ns = DurationNs(self.pending_prefill_ns + flight.prefill_ns)
 
-    def board(self, gap: DurationNs, mean: DurationNs) -> None:
-        """Count one more attempt with a bound on gaps and, unless it is 0, one on their mean."""
+    def board(self, flight: Flight, blocks: int, now: InstantNs) -> None:
+        """Count one more attempt, that holds so many blocks, with its bounds on gaps and their mean."""
+        gap, mean = flight.gap_ns, flight.mean_ns
+        self.enter(now)
+        self.blocks = Blocks(self.blocks + blocks)
         self.gaps[gap] = self.gaps.get(gap, 0) + 1
         if self.tightest is None or gap < self.tightest:
             self.tightest = gap
@@ -248,8 +152,11 @@ class Load(Busy):
             self.means[mean] = self.means.get(mean, 0) + 1
             self.tightest_mean = min(self.means)
 
-    def alight(self, gap: DurationNs, mean: DurationNs) -> None:
-        """Count one attempt less with these bounds."""
+    def alight(self, flight: Flight, blocks: int, now: InstantNs) -> None:
+        """Count one attempt less, with its blocks and bounds."""
+        gap, mean = flight.gap_ns, flight.mean_ns
+        self.leave(now)
+        self.blocks = Blocks(self.blocks - blocks)
         self.gaps[gap] -= 1
         if not self.gaps[gap]:
             del self.gaps[gap]
@@ -260,6 +167,12 @@ class Load(Busy):
                 del self.means[mean]
                 self.tightest_mean = min(self.means, default=None)
 
+    def decode(self, flight: Flight, sign: int) -> None:
+        """Count one stream more or less, with its context."""
+        self.decodes += sign
+        held = flight.input_tokens + flight.made
+        self.context_tokens = Tokens(self.context_tokens + sign * held)
+
 
 class Ledger(Struct):
     """All books."""
@@ -267,6 +180,8 @@ class Ledger(Struct):
     holds: dict[RequestId, Hold] = {}
     flights: dict[AttemptId, Flight] = {}
     loads: dict[Incarnation, Load] = {}
+    berths: dict[AttemptId, Berth] = {}
+    """Of attempts that are being moved."""
     quotas: dict[TenantId, Quota] = {}
     shares: dict[ModelName, Shares] = {}
     """Virtual counters."""
@@ -277,11 +192,11 @@ class Ledger(Struct):
         if quota is None:
             quota = self.quotas[TenantId(spec.name)] = Quota(at=now)
         passed = now - quota.at
-        quota.tokens = _refilled(quota.tokens, spec.tpm_limit, passed)
-        quota.requests = _refilled(quota.requests, spec.rpm_limit, passed)
+        quota.tokens = refilled(quota.tokens, spec.tpm_limit, passed)
+        quota.requests = refilled(quota.requests, spec.rpm_limit, passed)
         quota.at = now
         if spec.budgets or quota.windows:
-            quota.windows = _rolled(quota.windows, spec, now)
+            quota.windows = rolled(quota.windows, spec, now)
         return quota
 
     def hold(  # noqa: PLR0913 - what a request takes of its tenant's limits
@@ -339,8 +254,11 @@ class Ledger(Struct):
         assert incarnation not in self.loads, f"{incarnation=} lives already"
         self.loads[incarnation] = Load()
 
-    def close_load(self, incarnation: Incarnation) -> None:
-        """End a replica's books; every flight on it was closed before."""
+    def close_load(self, incarnation: Incarnation, now: InstantNs) -> None:
+        """End a replica's books; every flight on it was closed before. What was to come there stays away."""
+        coming = [one for one, berth in self.berths.items() if berth.incarnation == incarnation]
+        for attempt in coming:
+            self.give_up(attempt, now)
         load = self.loads.pop(incarnation)
         assert not load.attempts, f"{incarnation=} still holds {load.attempts} attempts"
 
@@ -380,9 +298,7 @@ class Ledger(Struct):
         assert attempt not in self.flights, f"{attempt=} is booked already"
         load = self.loads[flight.incarnation]
         load.start_prefill(attempt, flight)
-        load.blocks = Blocks(load.blocks + flight.blocks)
-        load.enter(flight.sent_at)
-        load.board(flight.gap_ns, flight.mean_ns)
+        load.board(flight, flight.blocks, flight.sent_at)
         self.flights[attempt] = flight
         self._charge(flight, price, flight.predicted)
 
@@ -392,9 +308,9 @@ class Ledger(Struct):
         assert not flight.streaming, f"{attempt=} streams already"
         load = self.loads[flight.incarnation]
         load.end_prefill(attempt, now)
-        load.decodes, load.tokens_made = load.decodes + 1, load.tokens_made + 1
+        load.tokens_made += 1
         flight.streaming, flight.made = True, 1
-        load.context_tokens = Tokens(load.context_tokens + flight.input_tokens + 1)
+        load.decode(flight, 1)
         return flight
 
     def progress(self, flight: Flight, made: int, price: Price) -> int:
@@ -427,15 +343,13 @@ class Ledger(Struct):
         `seen` are tokens that the driver saw and no tick told. Without a token and without usage
         nothing was served: the charge is refunded.
         """
+        if attempt in self.berths:
+            self.give_up(attempt, now)
         flight = self.flights.pop(attempt)
         load = self.loads[flight.incarnation]
-        load.blocks = Blocks(load.blocks - flight.blocks)
-        load.leave(now)
-        load.alight(flight.gap_ns, flight.mean_ns)
+        load.alight(flight, flight.blocks, now)
         if flight.streaming:
-            load.decodes -= 1
-            held = flight.input_tokens + flight.made
-            load.context_tokens = Tokens(load.context_tokens - held)
+            load.decode(flight, -1)
         else:
             load.end_prefill(attempt, now)
         made = max(flight.made, seen)
@@ -443,6 +357,35 @@ class Ledger(Struct):
         service = price.service(*flight.served(usage, made)) if usage is not None or made else 0
         self._recharge(flight, service)
         return made
+
+    def set_aside(
+        self,
+        attempt: AttemptId,
+        replica: ReplicaName,
+        incarnation: Incarnation,
+        now: InstantNs,
+    ) -> None:
+        """Book a stream's place on the replica that it is to be moved to; it keeps the one that it has."""
+        flight = self.flights[attempt]
+        assert flight.streaming, f"{attempt=} holds nothing yet that could be moved"
+        assert attempt not in self.berths, f"{attempt=} is being moved"
+        self.berths[attempt] = Berth(replica, incarnation, flight.blocks)
+        self.loads[incarnation].board(flight, flight.blocks, now)
+
+    def give_up(self, attempt: AttemptId, now: InstantNs) -> Berth:
+        """Free a place that was set aside; whoever it was for stays where it is."""
+        berth = self.berths.pop(attempt)
+        self.loads[berth.incarnation].alight(self.flights[attempt], berth.blocks, now)
+        return berth
+
+    def move(self, attempt: AttemptId, now: InstantNs) -> None:
+        """Let a stream take the place that was set aside for it, and free the one that it had."""
+        berth, flight = self.give_up(attempt, now), self.flights[attempt]
+        for life, sign in ((flight.incarnation, -1), (berth.incarnation, 1)):
+            load = self.loads[life]
+            load.decode(flight, sign)
+            (load.board if sign > 0 else load.alight)(flight, flight.blocks, now)
+        flight.incarnation, flight.moved = berth.incarnation, True
 
     def _charge(self, flight: Flight, price: Price, output: int) -> None:
         cached = flight.cached_tokens
@@ -453,48 +396,3 @@ class Ledger(Struct):
     def _recharge(self, flight: Flight, service: int) -> None:
         self.shares[flight.model].charge(flight.way, flight.charged, service)
         flight.charged = service
-
-
-def _refilled(bucket: Bucket | None, limit: int | None, passed: int) -> Bucket | None:
-    if limit is None:
-        return None
-    if bucket is None:
-        return Bucket(limit=limit, level=limit)
-    bucket.refill(limit, passed)
-    return bucket
-
-
-def window_facts(
-    spec: TenantSpec, quota: Quota, take: Take, now: InstantNs
-) -> tuple[WindowFacts, ...]:
-    """Return a tenant's budgets at this instant, beside what a request would `take`; changes nothing."""
-    if not spec.budgets:
-        return ()
-    known = {(one.unit, one.per): one for one in quota.windows}
-    found = []
-    for budget in spec.budgets:
-        kept = known.get((budget.unit, budget.per))
-        window = Window(budget.unit, budget.per, now) if kept is None else copy(kept)
-        window.roll(now)
-        facts = WindowFacts(
-            unit=budget.unit,
-            per=budget.per,
-            need=take.of(budget.unit),
-            taken=min(SUM_MAX, window.used + quota.held(budget.unit)),
-            hard=budget.hard_amount(),
-            soft=budget.soft_amount(),
-            wait_ns=window.wait_ns(now),
-        )
-        found.append(facts)
-    return tuple(found)
-
-
-def _rolled(windows: list[Window], spec: TenantSpec, now: InstantNs) -> list[Window]:
-    """Return the windows of a tenant's budgets at this instant; a new one begins now."""
-    known = {(one.unit, one.per): one for one in windows}
-    found = []
-    for budget in spec.budgets:
-        window = known.get((budget.unit, budget.per)) or Window(budget.unit, budget.per, now)
-        window.roll(now)
-        found.append(window)
-    return found

@@ -154,6 +154,7 @@ def replica_up(m: Machine, event: ReplicaUp, now: InstantNs) -> None:
             dispatch.run(m, other, theirs, now)
     m.state.ledger.open_load(event.incarnation)
     replica = known.fleet.join(event.replica, event.incarnation, event.pool)
+    replica.migrates = event.migrates
     groups.risen(m, event.pool, replica, now)
     dispatch.run(m, model, known, now)
 
@@ -273,7 +274,7 @@ def lose(
 def _remove(m: Machine, known: ModelState, name: ReplicaName) -> None:
     replica = known.fleet.leave(name)
     m.prefixes[ModelName(m.settings.pools[replica.pool].spec.model)].forget(replica)
-    m.state.ledger.close_load(replica.incarnation)
+    m.state.ledger.close_load(replica.incarnation, m.state.now)
     groups.fallen(m, replica.pool, name, m.state.now)
 
 
@@ -301,7 +302,8 @@ def _close(
         assert live.replica is not None
         replica = known.fleet.replicas[live.replica]
         facts = m.settings.pools[replica.pool]
-        replica.learn(flight.cached_tokens, flight.sent_at, usage, facts)
+        if not flight.moved:  # else another's cache was asked
+            replica.learn(flight.cached_tokens, flight.sent_at, usage, facts)
     served = flight.served(usage, live.made)
     if any(served):
         had = m.state.accounts.had(live.model, tenant)

@@ -10,7 +10,7 @@ from headrace.units import BLOCK_TOKENS, blocks_for
 
 def audit(batch: Batch) -> None:
     """Assert that blocks, tokens and streams add up."""
-    held = context = 0
+    held, context = sum(batch.berths.values()), 0
     due, bounds = [0] * BLOCK_TOKENS, dict.fromkeys(batch.bounds, 0)
     for stream in batch.decodes.values():
         assert stream.phase in {Phase.DECODE, Phase.DOOMED}, f"{stream.phase=}"

@@ -54,7 +54,7 @@ class Batch(Holders):
         unlimited = knobs.chunk_limit is not None and self._one_prompt()
         if unlimited:
             knobs = replace(knobs, chunk_limit=None)
-        before = yielding.preemptions
+        before, berths = yielding.preemptions, len(self.berths)
         left = knobs.token_budget
         if knobs.mixed:
             self._grant(now)
@@ -73,6 +73,7 @@ class Batch(Holders):
             self.gaps.stand(now)
         self._back(now)
         self.alone = unlimited or yielding.preemptions > before or yielding.moving > 0
+        self.alone |= len(self.berths) < berths  # who did not fit may do so now
         self.alone |= contests and self.waiting.count > 0 and self.reseated
         running = len(self.decodes) + len(self.prefills)
         full = left <= 0 or running >= knobs.running_limit
@@ -93,7 +94,8 @@ class Batch(Holders):
         if self._due[self.steps & _BLOCK_MASK]:
             pool = self.pool
             while self.due > pool.free + pool.evictable:
-                self._preempt(self._victim(), now)
+                if not self._take_back():
+                    self._preempt(self._victim(), now)
             pool.take(self.due)
         self._granted = 1
 
@@ -166,9 +168,13 @@ class Batch(Holders):
         return self.yielding.first(streams, list(map(self.entry, streams)), self._held)
 
     def _clear(self, head: Stream, now: InstantNs) -> bool:
-        """Take the memory of a kept stream for one that lacks it where nobody runs who could end."""
+        """Take memory that is kept or set aside for one that lacks it where nobody runs who could end."""
+        if self.decodes or self.prefills:
+            return False
+        if self._take_back():
+            return True
         kept = [each for each in self.kept.values() if each is not head]
-        if self.decodes or self.prefills or not kept:
+        if not kept:
             return False
         self._preempt(self._first(kept), now)
         return True
@@ -177,6 +183,8 @@ class Batch(Holders):
         """Preempt until a prompt has its blocks or is itself preempted; return tokens regained."""
         pool, regained = self.pool, 0
         while stream.phase is Phase.PREFILL and need > pool.free + pool.evictable:
+            if self._take_back():
+                continue
             victim = self._victim()
             regained += self._unplan(victim)
             self._preempt(victim, now)

@@ -13,17 +13,18 @@ midst of it is read.
 from headrace.model.engine import Preemption, Snapshot, Yielded
 from headrace.model.ids import AttemptId, Incarnation, ReplicaName
 from headrace.model.profile import Profile
-from headrace.policy.batching.knobs import BatchingPolicy, BatchView, Knobs
+from headrace.policy.batching.knobs import BatchingPolicy, Knobs
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers, Victims
 from headrace.policy.fairness.costs import Linear, TokenCost, token_rates
 from headrace.policy.fairness.line import LATE_NS
 from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.audit import audit
 from headrace.replica.batch import Batch
-from headrace.replica.fronts import fronts
 from headrace.replica.job import Finished, FirstTokenMade, Job, Refusal, Refused, Totals
+from headrace.replica.moving import Moved
 from headrace.replica.noise import STRETCH_STEPS, noisy
 from headrace.replica.rules import NO_RULES, Rules
+from headrace.replica.seen import seen
 from headrace.replica.segment import least_steps, total
 from headrace.replica.stream import Phase, Stream
 from headrace.replica.turns import Turns
@@ -146,21 +147,87 @@ class Replica:
         """
         self._live_to(now)
         stream = self._batch.streams.get(attempt)
-        if stream is None:
-            return None
+        return None if stream is None else self._part_with(stream, now)
+
+    def _part_with(self, stream: Stream, now: InstantNs) -> Finished:
         self._split(now)
         finished = self._batch.abort(stream, self._boundary())
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
         return finished
+
+    # Requests that move between engines, see `moving` ------------------------------------------
+
+    def movable(self, attempt: AttemptId, now: InstantNs) -> Blocks | None:
+        """Return the KV blocks to copy of an attempt; None: it does not decode, so that there is nothing to move."""
+        stream = self._decoding(attempt, now)
+        return None if stream is None else Blocks(self._batch.filled(stream))
+
+    def _decoding(self, attempt: AttemptId, now: InstantNs) -> Stream | None:
+        self._live_to(now)
+        self._split(now)
+        stream = self._batch.streams.get(attempt)
+        # Rules of admission know nobody who comes with memory, and before it has a slot.
+        movable = self._rules == NO_RULES and stream is not None and stream.phase is Phase.DECODE
+        return stream if movable else None
+
+    def set_aside(self, attempt: AttemptId, blocks: int, now: InstantNs) -> bool:
+        """Set blocks aside for an attempt that is to come; False: not as many are there.
+
+        Those that are here are not preempted for it: what was set aside goes first when blocks run out.
+        """
+        self._live_to(now)
+        self._split(now)
+        if self._rules != NO_RULES or not self._batch.set_aside(attempt, blocks):
+            return False
+        self._cut(now)
+        return True
+
+    def give_up(self, attempt: AttemptId, now: InstantNs) -> None:
+        """Free what was set aside for an attempt that does not come."""
+        self._live_to(now)
+        self._split(now)
+        self._batch.give_up(attempt)
+        self._cut(now)
+
+    def export(self, attempt: AttemptId, now: InstantNs) -> Moved | None:
+        """Give a decoding attempt away; None: it does not decode.
+
+        The token of the step being done is lost here and made there. Slot and blocks are free after that step.
+        """
+        stream = self._decoding(attempt, now)
+        if stream is None:
+            return None
+        so_far = self._part_with(stream, now)
+        return Moved(
+            job=stream.job,
+            arrived_at=stream.arrived_at,
+            reported=Tokens(stream.reported),
+            so_far=so_far,
+        )
+
+    def take_in(self, moved: Moved, now: InstantNs) -> None:
+        """Go on with an attempt of another engine once it has a slot here; no room for its KV: compute it again."""
+        self._live_to(now)
+        self._split(now)
+        batch, job = self._batch, moved.job
+        assert self._alive, "moved to a crashed engine"
+        assert job.attempt not in batch.streams, f"here already: {job.attempt=}"
+        if job.prefix:
+            batch.pool.chunk_by(job.prefix_tokens)
+        self._serial += 1
+        batch.take_in(moved.stream(self._serial), now)
+        if not self._left:
+            self._start = max(self._start, now * PS_PER_NS)
+            self._begin()
+        else:
+            self._cut(now)
 
     def reprice(self, profile: Profile, now: InstantNs) -> None:
         """Let steps take what another profile of the same size says, from the next one on."""
         known = self.profile
         assert profile.kv_capacity_tokens == known.kv_capacity_tokens, "a pool cannot grow"
         self._live_to(now)
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
         self.profile = self._batch.yielding.profile = profile
         self._costs, self._stretch = profile.costs, -1
         self._hold_steps = 0  # what the policy promised, it promised of the old one
@@ -170,8 +237,7 @@ class Replica:
         self._live_to(now)
         self._split(now)
         self._batch.pool.clear()
-        if self._left > 1:
-            self._cut(now)
+        self._cut(now)
 
     def next_event(self) -> InstantNs | None:
         """Return when to call `advance` next at the latest; None while idle.
@@ -306,9 +372,10 @@ class Replica:
         return min(least_steps(self._alpha, self._beta, span), self._left)
 
     def _cut(self, now: InstantNs) -> None:
-        """End the segment with the step being done at `now`."""
-        self._left = self._upcoming(now)
-        self._end = self._start + total(self._alpha, self._beta, self._left)
+        """End the segment, if there is one, with the step being done at `now`."""
+        if self._left > 1:
+            self._left = self._upcoming(now)
+            self._end = self._start + total(self._alpha, self._beta, self._left)
 
     def _done(self, now: InstantNs) -> int:
         """Return how many steps of the segment are over by `now`, never its last."""
@@ -406,32 +473,13 @@ class Replica:
             and not batch.changed & self._breaks
         ):
             return knobs
-        knobs = self._knobs = self._policy.knobs(self._view())
+        knobs = self._knobs = self._policy.knobs(seen(batch, self.profile, self._boundary()))
         batch.changed = 0
         self._hold_steps = knobs.holds.max_steps or _FAR
         self._breaks = int(knobs.holds.breaks_on)
         until = knobs.holds.until
         self._hold_until = _NEVER if until is None else until * PS_PER_NS
         return knobs
-
-    def _view(self) -> BatchView:
-        """Return what the policy may see at this boundary."""
-        batch = self._batch
-        pool = batch.pool
-        bounds = [bound for bound, count in batch.bounds.items() if count]
-        return BatchView(
-            now=self._boundary(),
-            profile=self.profile,
-            decodes=len(batch.decodes),
-            context=Tokens(batch.context),
-            prefills=len(batch.prefills),
-            waiting=batch.waiting.count,
-            prefill_tokens=Tokens(batch.backlog),
-            free_blocks=Blocks(pool.free + pool.evictable),
-            tightest_gap_ns=DurationNs(min(bounds)) if bounds else None,
-            contests=batch.yielding.keeps,
-            fronts=fronts(batch),
-        )
 
     def _matters(self, newcomer: Stream, now: InstantNs) -> bool:
         """Say whether a newcomer can change the plan, so that the jump must end."""

@@ -40,7 +40,7 @@ class Holders:
     """The streams with a slot, those that wait for one, and the KV they hold."""
 
     __slots__ = (
-        "_aside", "_doomed", "_door", "_due", "_ends", "_granted", "alone", "backlog", "bounds",
+        "_aside", "_doomed", "_door", "_due", "_ends", "_granted", "alone", "backlog", "berths", "bounds",
         "changed", "closed", "context", "decodes", "gaps", "kept", "plan", "pool", "prefills",
         "prefix_hit", "prefix_queried", "prompt_tokens_computed", "reseated", "rounds", "standing",
         "steps", "streams", "tokens_made", "unreported", "waiting", "yielding",
@@ -56,13 +56,15 @@ class Holders:
         self.prefills: list[Stream] = []
         self.kept: dict[AttemptId, Stream] = {}
         """Those that wait and have their blocks."""
+        # Blocks set aside for those that are to come from other engines.
+        self.berths: dict[AttemptId, int] = {}
         self.plan: list[tuple[Stream, int]] = []
         """The prompts of the planned step and their chunks."""
         self.closed = False
         """Whether the planned step has no room for a newcomer, whatever its key."""
         self.alone = False
-        """Whether the planned step can be no other's repetition: it preempts, moves blocks, or leaves
-        another to be first in line for a slot."""
+        """Whether the planned step can be no other's repetition: it preempts, moves blocks, takes back what
+        was set aside, or leaves another to be first in line for a slot."""
         self.reseated = True
         """Whether others run than when it was last asked who gives its slot."""
         self.changed = 0
@@ -81,8 +83,7 @@ class Holders:
         """Decodes by ITL bound."""
         self.unreported: dict[AttemptId, Stream] = {}
         """Preempted streams that may have tokens that `progress` has not told."""
-        self.tokens_made = self.prompt_tokens_computed = 0
-        self.prefix_queried = self.prefix_hit = 0
+        self.tokens_made = self.prompt_tokens_computed = self.prefix_queried = self.prefix_hit = 0
         # Decodes by the step count, modulo the block size, at which they need their next block.
         self._due = [0] * BLOCK_TOKENS
         self._granted = 0  # 1 from when the decodes have their blocks of the planned step
@@ -96,6 +97,47 @@ class Holders:
         self.backlog += stream.target
         self.changed |= _ARRIVAL
         self.waiting.push(stream, now, steps)
+
+    def set_aside(self, attempt: "AttemptId", blocks: int) -> bool:
+        """Set blocks aside for a stream that is to come; False: not as many are there."""
+        assert attempt not in self.berths, f"set aside twice: {attempt=}"
+        if blocks > self.pool.free + self.pool.evictable:
+            return False
+        self.pool.take(blocks)
+        self.berths[attempt] = blocks
+        self.changed |= _ARRIVAL
+        return True
+
+    def give_up(self, attempt: "AttemptId") -> None:
+        """Free what was set aside, if it still is."""
+        self.pool.free += self.berths.pop(attempt, 0)
+        self.changed |= _END
+
+    def _take_back(self) -> bool:
+        """Free the blocks last set aside: those that are here go before those that are to come."""
+        if not self.berths:
+            return False
+        self.give_up(next(reversed(self.berths)))
+        return True
+
+    def take_in(self, stream: Stream, now: InstantNs) -> None:
+        """Let a stream wait that ran in another engine: with its KV, or if there is no room to compute it again."""
+        attempt, need, pool = stream.job.attempt, blocks_for(stream.pos), self.pool
+        self.give_up(attempt)
+        if need <= pool.free + pool.evictable:
+            pool.take(need)
+            stream.extent, stream.blocks = pool.lock(Match(pool.root, 0, 0)), need
+            self.kept[attempt] = stream
+        else:
+            stream.pos = 0
+        self.streams[attempt] = self.unreported[attempt] = stream
+        self.backlog += stream.target - stream.pos
+        self.changed |= _ARRIVAL
+        self.waiting.push(stream, now, self.steps)
+
+    def filled(self, stream: Stream) -> int:
+        """Return the blocks that a decode's KV fills."""
+        return blocks_for(self._computed(stream))
 
     def lookup(self, stream: Stream) -> tuple[Match, int]:
         """Return what the prefix cache has of a waiting stream, and the tokens that it starts from.

@@ -22,6 +22,10 @@ class PoolCost(Struct, frozen=True, kw_only=True):
     """Groups that were asked for."""
     rose: int
     """Starts that ended ready."""
+    moves_begun: int
+    """Streams of groups that drained that were to go on in another group."""
+    moved: int
+    """Of these, those that did; the others ended first, or stayed and ended where they were."""
     usd: float | None
     """None: no price is declared."""
 
@@ -58,6 +62,8 @@ def cost(run: RunRecord) -> Cost | None:
                 serving_share=ratio(one.serving_ns, one.gpu_ns),
                 asked=one.asked,
                 rose=one.rose,
+                moves_begun=one.moves_begun,
+                moved=one.moved,
                 usd=None if one.micro_usd is None else round(one.micro_usd / MICRO, 4),
             )
             for one in run.pools
@@ -76,7 +82,13 @@ def cost_rows(cost: Cost | None) -> tuple[tuple[str, str], ...]:
             ("cost per 1,000 requests that met", words.three(cost.usd_per_thousand_met)),
         )
     scaled = sum(one.asked for one in cost.pools)
-    groups = (("groups asked for", words.count(scaled)),) if scaled else ()
+    groups: tuple[tuple[str, str], ...] = ()
+    if scaled:
+        groups = (("groups asked for", words.count(scaled)),)
+    if begun := sum(one.moves_begun for one in cost.pools):
+        moved = sum(one.moved for one in cost.pools)
+        shown = f"{words.count(moved)} of {words.count(begun)}"
+        groups += (("streams moved from groups that went", shown),)
     return (
         ("GPU-hours held", words.three(cost.gpu_hours)),
         ("GPU-seconds per request that met", words.three(cost.gpu_s_per_met)),

@@ -54,6 +54,10 @@ class PoolTotals(Struct, frozen=True, kw_only=True, gc=False):
     """Groups that were asked for."""
     rose: int = 0
     """Starts that ended ready."""
+    moves_begun: int = 0
+    """Streams of groups that drained that were to go on in another group."""
+    moved: int = 0
+    """Of these, those that did."""
     micro_usd: int | None = None
     """None: no price is declared."""
 

@@ -14,17 +14,19 @@ class Kind(IntEnum):
 
     ENGINE = 0
     """What an engine finished by this instant is known before anything else looks at it."""
-    FAULT = 1
+    MOVE = 1
+    """A request that moves takes with it what was made by this instant; a crash finds it where it is then."""
+    FAULT = 2
     """A crash comes after the step that ended, before anybody acts on it."""
-    GROUP = 2
+    GROUP = 3
     """A group comes to its next stage, or goes, after what went wrong at this instant."""
-    REPORT = 3
+    REPORT = 4
     """Reports show the engines after step and fault."""
-    TICK = 4
-    TIMER = 5
-    LEAVE = 6
+    TICK = 5
+    TIMER = 6
+    LEAVE = 7
     """A caller that leaves at the instant of another's arrival makes room for it."""
-    ARRIVAL = 7
+    ARRIVAL = 8
     """Newcomers see everything that has happened."""
 
 

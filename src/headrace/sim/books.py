@@ -74,6 +74,7 @@ def ledger_matches_live(world: World) -> None:
     hold(world, "INV-3", set(ledger.holds) == set(state.live), "holds are not those of the live")
     flying = {live.attempt for live in state.live.values() if live.phase is not Phase.QUEUED}
     hold(world, "INV-3", flying == set(ledger.flights), "flights are not those of the sent")
+    hold(world, "INV-3", set(ledger.berths) <= flying, "a place is kept for who is over")
     for live in state.live.values():
         _phase_matches(world, live)
 
@@ -102,6 +103,10 @@ def loads_match_flights(world: World) -> None:
             tally["context"] += flight.input_tokens + flight.made
         else:
             tally["prefill"] += flight.prefill_ns
+    for berth in ledger.berths.values():
+        tally = sums[berth.incarnation]
+        tally["blocks"] += berth.blocks
+        tally["attempts"] += 1
     for incarnation, load in ledger.loads.items():
         tally = sums.pop(incarnation, Counter())
         kept = {

@@ -8,7 +8,7 @@ from headrace.model.decision import Decision, Gate, LetIn, Reject
 from headrace.model.effect import Concluded, Decided, Effect
 from headrace.model.evidence import EntryRecord
 from headrace.model.ids import RequestId, TenantId
-from headrace.plane.ledger import Bucket, Quota
+from headrace.plane.quotas import Bucket, Quota
 from headrace.sim.books import hold
 from headrace.sim.world import World
 from headrace.units import NS_PER_S, InstantNs

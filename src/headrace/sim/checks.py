@@ -3,11 +3,29 @@
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.decision import LetIn, Reason
-from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Fail, Refuse
+from headrace.model.effect import (
+    Cancel,
+    Concluded,
+    Decided,
+    Dispatch,
+    Effect,
+    Fail,
+    Migrate,
+    Refuse,
+)
 from headrace.model.evidence import EntryRecord
-from headrace.model.ids import AttemptId, ClassName, ModelName, PoolName, RequestId
+from headrace.model.ids import (
+    AttemptId,
+    ClassName,
+    Incarnation,
+    ModelName,
+    PoolName,
+    ReplicaName,
+    RequestId,
+)
 from headrace.model.slo import Outcome
 from headrace.plane.state import ModelState
 from headrace.policy.fairness.backlog import Turn
@@ -32,6 +50,7 @@ from headrace.sim.holdings import (
     capacity_is_whole,
     drains_are_kept,
     groups_match,
+    links_are_shared_by_nobody,
     pools_keep_their_limits,
 )
 from headrace.sim.world import World
@@ -48,6 +67,8 @@ class Seen(Struct, frozen=True, gc=False):
 
     dispatch: Dispatch
     pool: str
+    places: tuple[tuple[ReplicaName, Incarnation], ...]
+    """The lives it may run on: the one it was sent to, and those that it was moved to."""
 
 
 class Checker:
@@ -145,9 +166,11 @@ class Checker:
                 self._dispatched(world, effect)
             case Cancel():
                 seen = self._attempts.get(effect.attempt)
-                sent = None if seen is None else (seen.dispatch.replica, seen.dispatch.incarnation)
+                sent = () if seen is None else seen.places
                 here = (effect.replica, effect.incarnation)
-                hold(world, "INV-6", sent == here, f"cancel of {effect.attempt} at {here}: {sent=}")
+                hold(world, "INV-6", here in sent, f"cancel of {effect.attempt} at {here}: {sent=}")
+            case Migrate():
+                self._moved(world, effect)
             case Concluded():
                 self._concluded(world, effect)
             case Refuse() | Fail():
@@ -174,7 +197,30 @@ class Checker:
         spec = next(p for p in world.scenario.deployment.pools if p.name == pool)
         able = not spec.classes or effect.slo_class in spec.classes
         hold(world, "INV-9", able, f"{request} of {effect.slo_class} sent to {pool}")
-        self._sent[request] = self._attempts[effect.attempt] = Seen(effect, pool)
+        seen = Seen(effect, pool, ((effect.replica, effect.incarnation),))
+        self._sent[request] = self._attempts[effect.attempt] = seen
+
+    def _moved(self, world: World, effect: Migrate) -> None:
+        """INV-18: what is moved runs where it is said to, and goes to a replica of its pool that may serve it."""
+        seen = self._attempts.get(effect.attempt)
+        assert seen is not None, f"{effect.attempt} was never sent"
+        here, there = (
+            (effect.replica, effect.incarnation),
+            (effect.target, effect.target_incarnation),
+        )
+        hold(
+            world,
+            "INV-18",
+            here in seen.places,
+            f"{effect.attempt} moved from {here}: {seen.places=}",
+        )
+        life = world.announced.get(effect.target)
+        able = life == effect.target_incarnation and effect.target not in world.draining
+        hold(world, "INV-18", able, f"{effect.attempt} moved to {there}, not ready")
+        pool = _pool_of(world, effect.target)
+        hold(world, "INV-18", pool == seen.pool, f"{effect.attempt} of {seen.pool} moved to {pool}")
+        self._attempts[effect.attempt] = replace(seen, places=(*seen.places, there))
+        links_are_shared_by_nobody(world)
 
     def _concluded(self, world: World, row: Concluded) -> None:
         """INV-10: one outcome, of something offered, admitted if it was."""

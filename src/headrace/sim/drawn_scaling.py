@@ -8,6 +8,7 @@ from headrace.model.group import Domain, GroupShape
 from headrace.model.scaling_spec import Forecasting, Scaling
 from headrace.model.stages import Spread, StageTimes
 from headrace.policy.catalog import PlaneConfig
+from headrace.replica.moving import Migration
 
 
 def scaled(rng: Random, plain: PlaneConfig) -> PlaneConfig:
@@ -20,6 +21,21 @@ def scaled(rng: Random, plain: PlaneConfig) -> PlaneConfig:
         for nth, pool in enumerate(plain.pools)
     ]
     return replace(plain, pools=tuple(pools))
+
+
+def overrated(rng: Random, plain: PlaneConfig) -> PlaneConfig:
+    """Return the deployment as it is, or with pools that believe in fewer groups than they need: these drain under load."""
+    if rng.random() < 0.5:
+        return plain
+    pools = (one if one.scaling is None else replace(one, work_rate=10.0) for one in plain.pools)
+    return replace(plain, pools=tuple(pools))
+
+
+def migration(rng: Random) -> Migration | None:
+    """Draw whether engines move running requests, and how quickly: copies that take seconds are seldom done."""
+    if rng.random() < 0.3:
+        return None
+    return Migration(gb_per_s=rng.choice((0.1, 2.0, 25.0)), pause_ms=rng.choice((0.0, 25.0, 500.0)))
 
 
 def _scaling(rng: Random, replicas: int) -> Scaling:

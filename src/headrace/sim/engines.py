@@ -24,6 +24,7 @@ from headrace.replica.rules import Rules
 from headrace.report.run import Victim
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.faults import Slow
+from headrace.sim.moving import Moving
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
 from headrace.trace.streams import stream
@@ -113,6 +114,8 @@ class Engines:
         """Attempts whose end the driver has not seen, with the life each was sent to."""
         self._shown: dict[AttemptId, StreamTiming] = {}
         """Of these, what the streams showed that a crash ended and nobody was told of."""
+        self._lives: dict[Incarnation, int] = {}
+        self.moving = Moving(scenario.migration, self, agenda, tell, self.attempts)
 
     def _real(self, at: int, now: InstantNs) -> Profile:
         """Return how fast a replica really is now."""
@@ -169,7 +172,21 @@ class Engines:
             rules=self._rules,
         )
         node.up_since, node.planned = now, None
+        self._lives[incarnation] = at
         return incarnation
+
+    def engine_of(self, life: Incarnation) -> Replica | None:
+        """Return the engine of a life; None: it is over."""
+        engine = self.nodes[self._lives[life]].engine
+        return engine if engine is not None and engine.incarnation == life else None
+
+    def pool_of(self, life: Incarnation) -> PoolName:
+        """Return the pool of a life, over or not."""
+        return self.nodes[self._lives[life]].pool
+
+    def replan(self, life: Incarnation) -> None:
+        """Plan a life's next event anew."""
+        self._plan(self._lives[life])
 
     def running(self, at: int) -> bool:
         """Return whether anything runs on a replica, as far as its driver knows."""
@@ -214,13 +231,16 @@ class Engines:
         It stays on the driver's list until its end is told or asked for.
         """
         life = self.attempts.get(attempt)
-        for at, node in enumerate(self.nodes):
-            engine = node.engine
-            if engine is not None and engine.incarnation == life:
-                finished = engine.abort(attempt, now)
-                self._plan(at)
-                return self._ended(finished)
-        return self._shown.get(attempt, NO_STREAM)
+        engine = None if life is None else self.engine_of(life)
+        if life is None or engine is None:
+            return self._shown.get(attempt, NO_STREAM)
+        finished = self._part_with(engine, attempt, now)
+        self.replan(life)
+        return self._ended(finished)
+
+    def _part_with(self, engine: Replica, attempt: AttemptId, now: InstantNs) -> Finished | None:
+        """Stop an attempt in its engine, or on its way to another."""
+        return self.moving.drop(attempt, now) or engine.abort(attempt, now)
 
     def _ended(self, finished: Finished | None) -> StreamTiming:
         """Note whether an attempt that is over ever gave way; return what its stream had shown."""
@@ -246,7 +266,7 @@ class Engines:
         assert engine is not None, f"{node.name} is down"
         lost = [a for a, life in self.attempts.items() if life == engine.incarnation]
         for attempt in lost:
-            self._shown[attempt] = self._ended(engine.abort(attempt, now))
+            self._shown[attempt] = self._ended(self._part_with(engine, attempt, now))
         node.retire(now)
         return lost
 
@@ -260,6 +280,7 @@ class Engines:
 
     def cut(self, now: InstantNs) -> None:
         """Stop all attempts: whoever sent them is gone."""
+        self.moving.clear(now)
         for at, node in enumerate(self.nodes):
             if node.engine is not None:
                 for attempt in self.attempts:
@@ -280,6 +301,7 @@ class Engines:
                 self._tell(FirstToken(done.attempt))
             else:
                 self.attempts.pop(done.attempt, None)
+                self.moving.drop(done.attempt, now)
                 self._ended(done)
                 self._tell(
                     Ended(

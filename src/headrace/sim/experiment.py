@@ -21,6 +21,7 @@ from headrace.policy.ordering.orders import Fifo, Ordering
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.report.run import Offered, PoolTotals, ReplicaTotals, RunRecord, ServiceSample
 from headrace.sim.engines import Node
+from headrace.sim.moving import Moves
 from headrace.sim.scenario import Scenario, rows_of
 from headrace.sim.world import World
 from headrace.trace.row import TraceRow, trace_hash
@@ -217,6 +218,7 @@ def _held(world: World, spec: PoolSpec) -> PoolTotals:
     shape = (settings or Scaling()).group_shape(spec.profile.hardware)
     serving = sum(node.up_ns for node in world.nodes if node.pool == name) * shape.gpus
     provider = world.provider
+    moves = world.engines.moving.counts.get(name, Moves())
     held = serving if settings is None else provider.gpu_ns.get(name, 0)
     return PoolTotals(
         pool=name,
@@ -224,6 +226,8 @@ def _held(world: World, spec: PoolSpec) -> PoolTotals:
         serving_ns=serving,
         asked=provider.asked.get(name, 0),
         rose=provider.rose.get(name, 0),
+        moves_begun=moves.begun,
+        moved=moves.done,
         micro_usd=None if settings is None else settings.cost(held),
     )
 

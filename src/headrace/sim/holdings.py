@@ -86,3 +86,17 @@ def drains_are_kept(world: World, effects: Sequence[Effect]) -> None:
         life = None if engine is None else engine.incarnation
         running = [a for a, where in world.engines.attempts.items() if where == life]
         hold(world, "INV-17", not running, f"{effect.group} is stopped with {running} on it")
+
+
+def links_are_shared_by_nobody(world: World) -> None:
+    """INV-18: at most one stream at a time is moved away from a replica, and one to it."""
+    ledger = world.plane.state.ledger
+    coming = [berth.incarnation for berth in ledger.berths.values()]
+    going = [ledger.flights[attempt].incarnation for attempt in ledger.berths]
+    for lives in (coming, going):
+        hold(
+            world,
+            "INV-18",
+            len(set(lives)) == len(lives),
+            f"several copies at once: {coming=} {going=}",
+        )

@@ -13,6 +13,7 @@ from headrace.policy.batching.chunked import ChunkedPrefill
 from headrace.policy.batching.preemption import RECOMPUTE_ONLY, Offers
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.ordering.orders import Fifo, Ordering
+from headrace.replica.moving import Migration
 from headrace.sim.faults import Fault
 from headrace.trace.generate import generate
 from headrace.trace.lines import TraceError
@@ -66,6 +67,8 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Step times vary by at most this, in percent. 2: what one engine shows from run to run."""
     preemption: Offers = RECOMPUTE_ONLY
     """How requests give way in the replicas when memory or slots run out."""
+    migration: Migration | None = None
+    """How running requests get from a replica that drains to others. None: they do not, as in vLLM."""
     starts: StageTimes | None = None
     """How long the stages of a start really take, in all pools that scale. None: as long as is declared."""
     faults: tuple[Fault, ...] = ()

@@ -50,7 +50,7 @@ from headrace.policy.ordering.orders import (
 )
 from headrace.sim import drawn_faults
 from headrace.sim.checks import Checker
-from headrace.sim.drawn_scaling import scaled
+from headrace.sim.drawn_scaling import migration, overrated, scaled
 from headrace.sim.scenario import Scenario
 from headrace.sim.world import World
 from headrace.trace.generate import generate
@@ -132,7 +132,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         deployment, mix = _consenting(ladder, deployment), _marked(ladder, mix)
     grows = stream(seed, "scaled")
     if grows.random() < SCALED:
-        deployment = scaled(grows, deployment)
+        deployment = overrated(stream(seed, "overrated"), scaled(grows, deployment))
     rows = generate(mix, seed)
     span = rows[-1].at / 1e9 if rows else 0.0
     faults = drawn_faults.faults(rng, replicas, span) if rng.random() < 0.6 else ()
@@ -149,6 +149,7 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
         engine_ordering=_within(stream(seed, "within")),
         noise_percent=rng.choice((0.0, 2.0)),
         preemption=_preemption(stream(seed, "preemption")),
+        migration=migration(stream(seed, "migration")),
         faults=faults,
         seed=seed,
     )

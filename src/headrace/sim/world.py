@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Refuse
+from headrace.model.effect import Cancel, Concluded, Decided, Dispatch, Effect, Migrate, Refuse
 from headrace.model.engine import Snapshot
 from headrace.model.event import (
     CallerLeft,
@@ -186,6 +186,8 @@ class World:
             case Cancel():
                 self.engines.stop(effect.attempt, self.now)
                 self.engines.drop(effect.attempt)
+            case Migrate():
+                self.engines.moving.begin(effect, self.now)
             case Refuse():
                 self._refused(effect)
             case Concluded():
@@ -271,10 +273,19 @@ class World:
             self.down(node.name, before)  # the new life tells of the old one's end
         self.announced[node.name] = incarnation
         self.draining.discard(node.name)
-        self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
+        up = ReplicaUp(
+            replica=node.name,
+            incarnation=incarnation,
+            pool=node.pool,
+            migrates=self.scenario.migration is not None,
+        )
+        self.tell(up)
 
     def _engine(self, entity: int, event: object) -> None:
         self.engines.advance(entity, event, self.now)
+
+    def _move(self, entity: int, event: object) -> None:
+        self.engines.moving.advance(AttemptId(entity), event, self.now)
 
     def _plan_tick(self) -> None:
         if not self._tick_planned:
@@ -411,6 +422,7 @@ class World:
 
     _steps: ClassVar[dict[Kind, Callable[["World", int, object], None]]] = {
         Kind.ENGINE: _engine,
+        Kind.MOVE: _move,
         Kind.FAULT: _fault,
         Kind.GROUP: _group,
         Kind.REPORT: _report,

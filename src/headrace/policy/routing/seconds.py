@@ -94,5 +94,21 @@ def is_open(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
         return False
     if view.behind_ns and view.behind_ns + view.prefill_ns > view.window_ns:
         return False
+    return _keeps_pace(view, gap_ns)
+
+
+def can_take_over(view: ReplicaView, blocks: int, gap_ns: int) -> bool:
+    """Return whether a replica may go on with a stream that runs elsewhere now.
+
+    As `is_open` for one that has no prompt left to compute; a window without bound changes nothing, as what it
+    brings with it cannot wait without a place.
+    """
+    if view.slots <= 0 or view.blocks_reserved + blocks > view.blocks_total:
+        return False
+    return not view.decodes or _keeps_pace(view, gap_ns)
+
+
+def _keeps_pace(view: ReplicaView, gap_ns: int) -> bool:
+    """Return whether the step with one more stream holds the tightest bounds, its own among them."""
     tightest = gap_ns if view.tightest_gap_ns is None else min(gap_ns, view.tightest_gap_ns)
     return view.step_ns <= tightest and view.mean_step_ns <= view.mean_bound_ns
