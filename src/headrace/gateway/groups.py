@@ -117,6 +117,17 @@ class Groups:
         for group in self._ready.values():
             _serve_by(gateway, group)
 
+    def adopt(self) -> None:
+        """Take over what the actuator has, whoever asked for it."""
+        now = self._clock.now()
+        for group in self._actuator.groups():
+            self._told[group.name] = _Told(group.pool)
+            self._heard(
+                GroupEvent(
+                    group=group.name, life=group.life, stage=group.stage, at=now, step=group.step
+                )
+            )
+
     async def risen(self) -> None:
         """Wait until each that was asked for is ready, or over."""
         await asyncio.gather(*self._rising.values())
@@ -219,6 +230,7 @@ class Groups:
             step=step,
             gpus=0 if group is None else facts.gpus * group.running // group.ranks,
             stage=event.step or _PART.get(event.stage),
+            places=() if group is None else group.places,
         )
 
     # What the actuator tells --------------------------------------------------------------------

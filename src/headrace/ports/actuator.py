@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from headrace.model.engine import EngineKind
+from headrace.model.group import Place
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.units import InstantNs, elapsed, to_seconds
 
@@ -78,6 +79,9 @@ class Group(Struct, frozen=True, kw_only=True):
     pool: PoolName
     stage: Stage
     """Where its present life is."""
+    life: int = 1
+    step: str = ""
+    """Which part of a start it is in, where more is known than the stage says."""
     url: str
     """Where it listens, or will. Empty: it is emulated in this process."""
     kind: EngineKind | None = None
@@ -88,6 +92,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """How many processes it consists of."""
     running: int
     """How many of them are there. Fewer than `ranks` serve nothing, and are held all the same."""
+    places: tuple[Place, ...] = ()
+    """Where they are, each place once; empty: nobody knows."""
 
 
 Listener = Callable[[GroupEvent], None]
