@@ -165,6 +165,14 @@ class Replica:
         self._costs, self._stretch = profile.costs, -1
         self._hold_steps = 0  # what the policy promised, it promised of the old one
 
+    def forget_prefixes(self, now: InstantNs) -> None:
+        """Drop the cached prefixes that nothing runs on, from the next step on."""
+        self._live_to(now)
+        self._split(now)
+        self._batch.pool.clear()
+        if self._left > 1:
+            self._cut(now)
+
     def next_event(self) -> InstantNs | None:
         """Return when to call `advance` next at the latest; None while idle.
 

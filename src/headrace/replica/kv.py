@@ -121,6 +121,10 @@ class KvPool:
             above = above.parent
         return 0
 
+    def clear(self) -> None:
+        """Drop all that nobody locks."""
+        self._evict(self.evictable)
+
     def take(self, blocks: int) -> None:
         """Allocate blocks, evicting for them; the caller has looked that there are enough."""
         short = blocks - self.free

@@ -93,7 +93,7 @@ def injected(faults: Sequence[Fault]) -> list[Happened]:
     found = []
     for fault in faults:
         fields = msgspec.to_builtins(fault)
-        at = fields.pop("at_s", fields.pop("from_s", 0.0))
+        at = fields.pop("at_s", 0.0)
         kind = fields.pop("kind")
         said = ", ".join(f"{key} {value}" for key, value in fields.items() if value is not None)
         found.append(Happened(at=InstantNs(seconds(at)), what=f"fault: {kind} ({said})"))

@@ -2,7 +2,22 @@
 
 from random import Random
 
-from headrace.sim.faults import Crash, Drain, Fault, Leavers, Reports, Restart, Slow, Starts
+from headrace.model.group import Domain
+from headrace.sim.faults import (
+    Canary,
+    ColdCache,
+    Crash,
+    DomainLoss,
+    Drain,
+    Fault,
+    Leavers,
+    RankLoss,
+    Reports,
+    Restart,
+    Slow,
+    Starts,
+    Update,
+)
 
 
 def faults(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
@@ -64,9 +79,56 @@ def starts(rng: Random) -> tuple[Fault, ...]:
     return (Starts(refused=share, never=share, partial=share, lost=share, slow=share, factor=5.0),)
 
 
+def spells(rng: Random, replicas: int, span: float) -> tuple[Fault, ...]:
+    """Draw what lasts for a while, and caches that are dropped; often nothing."""
+    made: list[Fault] = []
+    at, until = sorted((rng.uniform(0, span), rng.uniform(0, span)))
+    if rng.random() < 0.25:
+        who = rng.choice((None, rng.randrange(replicas)))
+        made.append(Slow(replica=who, factor=rng.uniform(1.2, 5.0), at_s=at, until_s=until + 0.01))
+    if rng.random() < 0.25:
+        made.append(Reports(lost=1.0, at_s=at, until_s=until + 0.01))
+    made += (
+        ColdCache(at_s=rng.uniform(0, span), told=rng.random() < 0.5)
+        for _ in range(rng.choice((0, 0, 0, 1, 2)))
+    )
+    return tuple(made)
+
+
+def losses(rng: Random, span: float) -> tuple[Fault, ...]:
+    """Draw what befalls groups of pools that scale; often nothing."""
+    made: list[Fault] = []
+
+    def chance() -> bool:
+        return rng.random() < 0.25
+
+    noticed, at = rng.choice((0.0, 0.2, 2.0)), rng.uniform(0, span)
+    if chance():
+        kind, back = rng.choice(tuple(Domain)), rng.choice((None, 1.0, 20.0))
+        made.append(DomainLoss(of=kind, at_s=at, noticed_after_s=noticed, back_after_s=back))
+    made += (
+        RankLoss(
+            group=rng.randrange(4),
+            at_s=rng.uniform(0, span),
+            held=rng.random() < 0.3,
+            noticed_after_s=noticed,
+            streams_break=rng.random() < 0.5,
+            back_after_s=rng.choice((None, 0.5, 10.0)),
+        )
+        for _ in range(rng.choice((0, 0, 0, 1, 2)))
+    )
+    if chance():
+        made.append(Update(at_s=rng.uniform(0, span), time_s=rng.choice((0.0, 2.0, 30.0))))
+    if chance():
+        made.append(
+            Canary(at_s=rng.uniform(0, span), factor=rng.choice((1.0, 3.0)), correct=chance())
+        )
+    return tuple(made)
+
+
 def parts(fault: Fault) -> tuple[str, ...]:
     """Return the kinds of fault that one is, by what it does."""
     if isinstance(fault, Reports):
         named = (("lost", fault.lost), ("twice", fault.twice), ("late", fault.delay_s))
         return tuple(f"report {name}" for name, value in named if value) or ("reports",)
-    return (type(fault).__name__.lower(),)
+    return (str(fault.__struct_config__.tag),)

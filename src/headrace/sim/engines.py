@@ -51,8 +51,8 @@ class Node(Struct):
 
     name: ReplicaName
     pool: PoolName
-    profile: Profile
-    """As it really is, a slow one included; the plane believes its pool's."""
+    declared: Profile
+    """What the plane believes; how fast it really is, its engine knows."""
     engine: Replica | None = None
     planned: InstantNs | None = None
     """The engine event that counts; others in the agenda are stale."""
@@ -100,9 +100,11 @@ class Engines:
         self._fast_forward, self._rules = fast_forward, rules
         self._incarnations = count(1)
         self.nodes = [
-            Node(name=ReplicaName(name), pool=PoolName(pool), profile=self._real(at, profile))
-            for at, (name, pool, profile) in enumerate(_places(scenario))
+            Node(name=ReplicaName(name), pool=PoolName(pool), declared=profile)
+            for name, pool, profile in _places(scenario)
         ]
+        self.slower: dict[ReplicaName, float] = {}
+        """How many times as long each step takes of those that are slow in every life."""
         self._at = {node.name: at for at, node in enumerate(self.nodes)}
         self.victims: dict[RequestId, Victim] = {}
         """Requests that gave way."""
@@ -112,20 +114,38 @@ class Engines:
         self._shown: dict[AttemptId, StreamTiming] = {}
         """Of these, what the streams showed that a crash ended and nobody was told of."""
 
-    def _real(self, at: int, profile: Profile) -> Profile:
-        """Return how fast a replica really is."""
+    def _real(self, at: int, now: InstantNs) -> Profile:
+        """Return how fast a replica really is now."""
+        node = self.nodes[at]
+        profile = node.declared
+        if node.name in self.slower:
+            profile = profile.paced(self.slower[node.name])
         for fault in self._scenario.faults:
-            if isinstance(fault, Slow) and fault.replica == at:
+            if isinstance(fault, Slow) and fault.holds(at, now):
                 profile = profile.paced(fault.factor)
         return profile
+
+    def pace(self, now: InstantNs) -> None:
+        """Have every replica be as fast as it is from now on."""
+        for at, node in enumerate(self.nodes):
+            profile = self._real(at, now)
+            if node.engine is not None and node.engine.profile != profile:
+                node.engine.reprice(profile, now)
+                self._plan(at)
+
+    def cool(self, now: InstantNs) -> None:
+        """Have every replica drop the prefixes that nothing runs on."""
+        for at, node in enumerate(self.nodes):
+            if node.engine is not None:
+                node.engine.forget_prefixes(now)
+                self._plan(at)
 
     def add(self, name: ReplicaName, pool: PoolSpec) -> int:
         """Return where a replica is that was not there before, down; one that was is where it was."""
         at = self._at.get(name)
         if at is None:
             at = self._at[name] = len(self.nodes)
-            profile = self._real(at, pool.profile)
-            self.nodes.append(Node(name=name, pool=PoolName(pool.name), profile=profile))
+            self.nodes.append(Node(name=name, pool=PoolName(pool.name), declared=pool.profile))
         return at
 
     def at(self, name: ReplicaName) -> int | None:
@@ -139,7 +159,7 @@ class Engines:
         node.engine = Replica(
             node.name,
             incarnation,
-            node.profile,
+            self._real(at, now),
             self._scenario.batching,
             ordering=self._scenario.engine_ordering,
             noise_seed=stream(self._seed, "noise", at, incarnation).getrandbits(62),
@@ -150,6 +170,11 @@ class Engines:
         )
         node.up_since, node.planned = now, None
         return incarnation
+
+    def running(self, at: int) -> bool:
+        """Return whether anything runs on a replica, as far as its driver knows."""
+        engine = self.nodes[at].engine
+        return engine is not None and engine.incarnation in self.attempts.values()
 
     def alive(self) -> Iterator[tuple[Node, Replica]]:
         """Yield the replicas that are up."""

@@ -147,7 +147,7 @@ class Ended(Expectation, frozen=True, kw_only=True, tag="ended"):
 
 
 class StreamsLost(Expectation, frozen=True, kw_only=True, tag="streams_lost"):
-    """Admitted requests that ended with an error or ran out of time, by when they came."""
+    """Requests that ended with an error or ran out of time on a group, by when they came."""
 
     def measured(self, account: Account) -> float | None:
         """Count them."""
@@ -328,7 +328,8 @@ def judge(expected: Iterable[Expected], account: Account) -> tuple[Verdict, ...]
 
 
 def _lost(row: Concluded) -> bool:
-    return row.admitted and row.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
+    """Return whether an answer broke off; one that never was sent to a group was none."""
+    return row.replica is not None and row.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
 
 
 def _given(row: Concluded) -> int:

@@ -8,10 +8,20 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from headrace.units import NS_PER_S, DurationNs
+from headrace.model.group import Domain
+from headrace.units import NS_PER_S, DurationNs, InstantNs, seconds
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+def _check_span(at_s: float, until_s: float | None) -> None:
+    if until_s is not None and until_s <= at_s:
+        raise ValueError(f"until_s {until_s:g} is not after at_s {at_s:g}")
+
+
+def _within(at_s: float, until_s: float | None, now: InstantNs) -> bool:
+    return seconds(at_s) <= now and (until_s is None or now < seconds(until_s))
 
 
 class Crash(
@@ -45,10 +55,22 @@ class Drain(
 class Slow(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="slow"
 ):
-    """A replica takes longer for every step than its profile says, from the start."""
+    """A replica takes longer for every step than its profile says: its collectives, its kernels, its clock."""
 
-    replica: Annotated[int, Meta(ge=0)]
+    replica: Annotated[int, Meta(ge=0)] | None = None
+    """None: all of them do."""
     factor: Annotated[float, Meta(ge=1, le=20)] = 2.0
+    at_s: _Seconds = 0.0
+    until_s: _Seconds | None = None
+    """None: to the end."""
+
+    def __post_init__(self) -> None:
+        """Refuse one without a time."""
+        _check_span(self.at_s, self.until_s)
+
+    def holds(self, replica: int, now: InstantNs) -> bool:
+        """Return whether a replica is slow now."""
+        return self.replica in (None, replica) and _within(self.at_s, self.until_s, now)
 
 
 class Reports(
@@ -60,6 +82,17 @@ class Reports(
     twice: _Share = 0.0
     delay_s: _Seconds = 0.0
     """Longest delay; each is drawn evenly up to it."""
+    at_s: _Seconds = 0.0
+    until_s: _Seconds | None = None
+    """None: to the end."""
+
+    def __post_init__(self) -> None:
+        """Refuse one without a time."""
+        _check_span(self.at_s, self.until_s)
+
+    def holds(self, now: InstantNs) -> bool:
+        """Return whether snapshots of now are concerned."""
+        return _within(self.at_s, self.until_s, now)
 
 
 class Leavers(
@@ -119,4 +152,84 @@ class Starts(
             raise ValueError("the shares of starts that go wrong come to more than 1")
 
 
-Fault = Crash | Drain | Slow | Reports | Leavers | Repeaters | Restart | Starts
+class DomainLoss(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="domain_loss",
+):
+    """All that stands in one failure domain is gone at once, and nothing is placed there meanwhile."""
+
+    of: Domain
+    """Which kind of domain."""
+    name: str | None = None
+    """As `scaling.domains` has it. None: the one that has the most groups then."""
+    at_s: _Seconds
+    noticed_after_s: _Seconds = 0.2
+    streams_break: bool = True
+    back_after_s: _Seconds | None = None
+    """From when on groups may be placed there again. None: never."""
+
+
+class RankLoss(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="rank"
+):
+    """One rank of a group is gone: none of the others serves anything without it, and they are held."""
+
+    group: Annotated[int, Meta(ge=0)] = 0
+    """Which of those that serve then."""
+    at_s: _Seconds
+    held: bool = False
+    """Whether its GPU, which is broken, is held like the others until somebody gives the group back."""
+    noticed_after_s: _Seconds = 0.2
+    streams_break: bool = True
+    back_after_s: _Seconds | None = None
+    """When it has a place again, and the group starts anew. None: never."""
+
+
+class ColdCache(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="cold_cache",
+):
+    """All replicas drop the prefixes that nothing runs on."""
+
+    at_s: _Seconds
+    told: bool = False
+    """Whether anybody tells the plane."""
+
+
+class Update(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="update"
+):
+    """All groups that serve are restarted where they are, one after the other, each once the last is back."""
+
+    at_s: _Seconds
+    time_s: _Seconds = 60.0
+    """How long each may take for what runs there."""
+    recompiles: bool = True
+    """Whether every start from then on compiles anew, whatever was cached."""
+
+
+class Canary(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="canary"
+):
+    """Somebody starts one group of a new revision in the first pool that scales."""
+
+    at_s: _Seconds
+    factor: Annotated[float, Meta(ge=1, le=20)] = 1.0
+    """Each of its steps takes so many times as long."""
+    correct: bool = True
+    """Whether it ever makes the token that it has to make before it serves."""
+
+
+OfGroups = DomainLoss | RankLoss | Update | Canary
+"""What befalls groups of pools that scale, and no others."""
+Fault = (
+    Crash | Drain | Slow | Reports | Leavers | Repeaters | Restart | Starts | ColdCache | OfGroups
+)

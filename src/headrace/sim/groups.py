@@ -10,6 +10,7 @@ from enum import Enum, auto
 from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.deployment import PoolSpec
 from headrace.model.effect import (
@@ -47,6 +48,8 @@ class Fate(Enum):
     PARTIAL = auto()
     LOST = auto()
     SLOW = auto()
+    WRONG = auto()
+    """It never makes the token that it has to make."""
 
 
 class Provided(Struct):
@@ -57,6 +60,8 @@ class Provided(Struct):
     entity: int
     whole: int
     """GPUs it needs."""
+    per_node: int
+    """Of these, the most on one node."""
     place: Place
     standby: bool = False
     life: int = 1
@@ -99,6 +104,12 @@ class Provider:
         self.asked: dict[PoolName, int] = {}
         self.rose: dict[PoolName, int] = {}
         """Starts that ended ready."""
+        self.foreign: set[ReplicaName] = set()
+        """Groups that somebody else began."""
+        self.recompiles = False
+        """Whether starts find no compiled kernels."""
+        self._closed: list[tuple[Domain, str]] = []
+        """Domains in which nothing is placed."""
         self._made = 0
         self.on_up: Callable[[Provided], None] = lambda _: None
         """Called when a group begins to serve."""
@@ -164,7 +175,7 @@ class Provider:
         if taken:
             self._over(group, GroupStep.STOPPED, now)
             return
-        if group.stopping or not again or group.life == LIVES:
+        if group.stopping or not again or group.life >= LIVES:
             self._over(group, GroupStep.STOPPED if group.stopping else GroupStep.GIVEN_UP, now)
             return
         self._hold(group, 0, now)
@@ -172,6 +183,89 @@ class Provider:
         group.life += 1
         self._begin(group, now)
         self._say(group, GroupStep.LOST)
+
+    def hurt(
+        self, name: ReplicaName, now: InstantNs, *, ranks: int, back: int | None, taken: bool
+    ) -> None:
+        """Some ranks of a group have lost their GPUs, or one is broken: it serves nothing.
+
+        `back`: after how long they have GPUs again, and it starts anew; without, the others are held until
+        somebody gives it back. All of them: it is over. `taken`: somebody took it away.
+        """
+        group = self.groups.get(name)
+        if group is None or group.stopping or taken or ranks >= group.whole:
+            self.lost(name, now, again=False, taken=taken)
+            return
+        if not group.gpus:
+            return  # nothing of it was placed
+        self._hold(group, max(0, group.gpus - ranks), now)
+        group.ready = group.asleep = False
+        group.life += 1
+        group.fate = Fate.WELL if back is not None else Fate.NEVER
+        rest = self._drawn(group, self._stages(group.pool))[1:]
+        group.plan, group.at = ((str(Stage.PROVISION), back or 0), *rest), 0
+        if back is not None:
+            self._next(group, now)
+        self._say(group, GroupStep.LOST)
+
+    def renew(self, name: ReplicaName, now: InstantNs) -> None:
+        """Restart a group that serves, on the GPUs that it has."""
+        group = self.groups[name]
+        self.on_down(group)
+        group.ready = False
+        group.life += 1
+        group.fate = Fate.WELL
+        group.plan, group.at = self._drawn(group, self._stages(group.pool)), 1
+        self._next(group, now)
+        self._say(group, GroupStep.COMING)
+
+    def canary(self, now: InstantNs, *, correct: bool) -> ReplicaName:
+        """Start a group that nobody here was asked for, in the first pool that scales."""
+        pools = self._scenario.deployment.pools
+        pool = PoolName(next(one.name for one in pools if one.scaling is not None))
+        name = ReplicaName(f"{pool}-canary.{len(self.foreign) + 1}")
+        self.foreign.add(name)
+        group = self._new(name, pool, now)
+        group.fate = Fate.WELL if correct else Fate.WRONG
+        group.plan, group.at = self._drawn(group, self._stages(pool)), 0
+        self._next(group, now)
+        self._say(group, GroupStep.COMING)
+        return name
+
+    # Where ------------------------------------------------------------------------------------
+
+    def serving(self) -> tuple[ReplicaName, ...]:
+        """Return the groups that are ready and are not to go, the oldest first."""
+        ready = (name for name, one in self.groups.items() if one.ready)
+        return tuple(name for name in ready if name not in self._draining)
+
+    def within(self, kind: Domain, name: str) -> tuple[Provided, ...]:
+        """Return the groups that have, or were to have, their place in a domain."""
+        return tuple(one for one in self.groups.values() if one.place.within(kind) == name)
+
+    def fullest(self, kind: Domain) -> str | None:
+        """Return the domain that has the most groups, the first by name; None: there are no groups."""
+        there = [one.place.within(kind) for one in self.groups.values() if one.gpus]
+        return min(there, key=lambda one: (-there.count(one), one), default=None)
+
+    def shut(self, kind: Domain, name: str) -> None:
+        """Place nothing in a domain; what had its place there and holds nothing yet goes elsewhere."""
+        self._closed.append((kind, name))
+        for group in self.within(kind, name):
+            if not group.gpus:
+                self._move(group)
+
+    def reopen(self, kind: Domain, name: str) -> None:
+        """Place groups in a domain again."""
+        self._closed.remove((kind, name))
+
+    def _is_shut(self, place: Place) -> bool:
+        return any(place.within(kind) == name for kind, name in self._closed)
+
+    def _move(self, group: Provided) -> None:
+        spec = by_name(self._scenario.deployment, group.pool)
+        assert spec.scaling is not None, f"{group.pool} does not scale"
+        group.place = self._place(group.name, group.pool, spec.scaling)
 
     def listing(self) -> tuple[GroupTold, ...]:
         """Return all that there is, as it would be told now."""
@@ -212,6 +306,8 @@ class Provider:
         """A stage is over, or will never be."""
         if group.stage == Stage.PROVISION and not self._placed(group, now):
             return
+        if group.stage == Stage.REGISTER and group.fate is Fate.WRONG:
+            return
         if group.fate is Fate.LOST and group.at == _doomed(group):
             self.lost(group.name, now, again=True)
             return
@@ -231,7 +327,8 @@ class Provider:
 
     def _placed(self, group: Provided, now: InstantNs) -> bool:
         """Place a group's ranks; return whether all of them are."""
-        match group.fate:
+        fate = Fate.REFUSED if self._is_shut(group.place) else group.fate
+        match fate:
             case Fate.REFUSED:
                 self._over(group, GroupStep.REFUSED, now)
                 return False
@@ -256,6 +353,7 @@ class Provider:
             pool=pool,
             entity=self._made,
             whole=shape.gpus,
+            per_node=min(shape.gpus, shape.ranks_per_node // shape.tp * shape.tp),
             place=self._place(name, pool, spec.scaling),
             changed=now,
         )
@@ -268,11 +366,15 @@ class Provider:
         open_to = [_inside(each, kind, name) for each in settings.domains]
         if not open_to:
             return Place(node=name)
+        # If all are shut it has its place in one, and gets nothing there.
+        open_to = [one for one in open_to if not self._is_shut(one)] or open_to
         there = [one.within(kind) for one in mine]
         return min(open_to, key=lambda one: there.count(one.within(kind)))
 
     def _begin(self, group: Provided, now: InstantNs) -> None:
         """Draw how a start goes, and begin it."""
+        if self._is_shut(group.place):
+            self._move(group)
         rng = stream(self._seed, "fate", group.name, group.life)
         group.fate, factor = self._fate(rng)
         plan = self._drawn(group, self._stages(group.pool))
@@ -305,7 +407,10 @@ class Provider:
         spec = by_name(self._scenario.deployment, pool)
         assert spec.scaling is not None, f"{pool} does not scale"
         times = self._scenario.starts or spec.scaling.times or shipped(spec.profile.hardware)
-        return times.waking() if waking else times.stages(spec.scaling.start)
+        options = spec.scaling.start
+        if self.recompiles:
+            options = replace(options, compile_cache=False)
+        return times.waking() if waking else times.stages(options)
 
     def _next(self, group: Provided, now: InstantNs) -> None:
         """Plan the end of the stage that a group is in."""

@@ -49,19 +49,20 @@ def pools_keep_their_limits(world: World, first: dict[PoolName, int]) -> None:
     """INV-16: no pool has more groups wanted than its maximum, nor holds more GPUs than it may.
 
     `first`: groups that were there before anybody decided. A driver that came back may find groups that it
-    asked for twice; they go again.
+    asked for twice; they go again. So do those that somebody else began.
     """
     if world.epoch:
         return
     for name, facts in world.plane.settings.scaled.items():
         books = world.plane.state.pools[name]
-        most = max(facts.settings.ceiling(facts.gpus), first.get(name, 0))
+        foreign = sum(one in world.provider.foreign for one in books.groups)
+        most = max(facts.settings.ceiling(facts.gpus), first.get(name, 0)) + foreign
         wanted = _wanted(books)
         hold(world, "INV-16", wanted <= most, f"{name}: {wanted} groups, at most {most}")
         limit = facts.settings.max_gpus
         if limit is not None:
             held = sum(group.gpus for group in books.groups.values())
-            limit = max(limit, first.get(name, 0) * facts.gpus)
+            limit = max(limit, first.get(name, 0) * facts.gpus) + foreign * facts.gpus
             hold(world, "INV-16", held <= limit, f"{name}: {held} GPUs held, at most {limit}")
 
 

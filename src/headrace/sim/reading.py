@@ -14,7 +14,7 @@ from headrace.config.errors import ConfigError, Fault
 from headrace.config.problem import Severity
 from headrace.config.schema import Settings
 from headrace.config.tree import read_tree
-from headrace.sim.faults import Crash, Drain, Slow
+from headrace.sim.faults import Crash, Drain, OfGroups, Slow
 from headrace.sim.scenario import Scenario
 from headrace.units import BLOCK_TOKENS
 
@@ -66,8 +66,11 @@ def _strangers(scenario: Scenario) -> Iterator[tuple[str, str]]:
                 yield f"$.assign.{field}.{name}", f"unknown name `{name}`"
     yield from _chunks(scenario)
     replicas = sum(pool.replicas for pool in deployment.pools)
+    scales = any(pool.scaling is not None for pool in deployment.pools)
     for nth, fault in enumerate(scenario.faults):
-        if isinstance(fault, Crash | Drain | Slow) and fault.replica >= replicas:
+        if isinstance(fault, OfGroups) and not scales:
+            yield f"$.faults[{nth}].kind", "expected a pool with `scaling`: no other has groups"
+        if isinstance(fault, Crash | Drain | Slow) and (fault.replica or 0) >= replicas:
             yield (
                 f"$.faults[{nth}].replica",
                 f"no replica {fault.replica}: there are {replicas}, counted from 0",

@@ -138,8 +138,10 @@ def draw(seed: int, profile: Profile) -> tuple[Swarm, list[TraceRow]]:
     faults = drawn_faults.faults(rng, replicas, span) if rng.random() < 0.6 else ()
     if faults:
         faults += drawn_faults.drains(stream(seed, "drains"), replicas, span)
+        faults += drawn_faults.spells(stream(seed, "spells"), replicas, span)
     if faults and any(pool.scaling is not None for pool in deployment.pools):
         faults += drawn_faults.starts(grows)
+        faults += drawn_faults.losses(stream(seed, "losses"), span)
     scenario = Scenario(
         name=f"swarm-{seed}",
         deployment=deployment,

@@ -19,7 +19,6 @@ from headrace.model.event import (
     GroupsListed,
     ProgressTick,
     ReplicaDown,
-    ReplicaDraining,
     ReplicaReported,
     ReplicaUp,
     RequestArrived,
@@ -43,8 +42,9 @@ from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
 from headrace.sim.engines import Engines, Node
-from headrace.sim.faults import Crash, Drain, Leavers, Repeaters, Reports, Restart
+from headrace.sim.faults import Leavers, Repeaters, Reports, Restart
 from headrace.sim.groups import Provided, Provider, by_name
+from headrace.sim.mishaps import Mishaps
 from headrace.sim.requests import forgotten, request_of
 from headrace.sim.scenario import Scenario
 from headrace.trace.row import TraceRow
@@ -149,15 +149,9 @@ class World:
         for at, node in enumerate(self.nodes):
             if node.pool in scaled:
                 self.provider.own(node.name, node.pool, self.now)
-            self._start(at)
-        for at, fault in enumerate(self.scenario.faults):
-            if isinstance(fault, Crash | Drain):
-                self._agenda.push(InstantNs(seconds(fault.at_s)), Kind.FAULT, at, fault)
-            elif isinstance(fault, Restart):
-                when = max(0.0, fault.at_s - fault.checkpoint_age_s)
-                self._agenda.push(InstantNs(seconds(when)), Kind.FAULT, at, "save")
-                self._agenda.push(InstantNs(seconds(fault.at_s)), Kind.FAULT, at, fault)
-        entity = len(self.scenario.faults) + len(self.nodes)
+            self.start(at)
+        self._mishaps = Mishaps(self, self._agenda, self.scenario.faults, len(self.nodes))
+        entity = self._mishaps.entities
         for nth, (when, config) in enumerate(self._changes):
             self._agenda.push(when, Kind.FAULT, entity + nth, config)
         if self.rows:
@@ -247,7 +241,7 @@ class World:
 
     # Replicas --------------------------------------------------------------------------------
 
-    def _start(self, at: int) -> None:
+    def start(self, at: int) -> None:
         """Bring a replica up in a new life; it reports from now on."""
         incarnation = self.engines.start(at, self.now)
         self._announce(self.nodes[at], incarnation)
@@ -257,7 +251,7 @@ class World:
         """A group is ready: its replica comes up."""
         deployment = self.scenario.deployment
         spec = deployment.window.stepped(by_name(deployment, group.pool))
-        self._start(self.engines.add(group.name, spec))
+        self.start(self.engines.add(group.name, spec))
 
     def _stops(self, group: Provided) -> None:
         """A group that served is stopped, with what still runs there."""
@@ -265,7 +259,7 @@ class World:
         engine = None if at is None else self.nodes[at].engine
         if at is not None and engine is not None:
             self.engines.crash(at, self.now)
-            self._down(group.name, engine.incarnation)
+            self.down(group.name, engine.incarnation)
 
     def _group(self, _entity: int, event: object) -> None:
         self.provider.advance(event, self.now)
@@ -273,7 +267,7 @@ class World:
     def _announce(self, node: Node, incarnation: Incarnation) -> None:
         before = self.announced.get(node.name)
         if before is not None and self.engines.shown(before):
-            self._down(node.name, before)  # the new life tells of the old one's end
+            self.down(node.name, before)  # the new life tells of the old one's end
         self.announced[node.name] = incarnation
         self.draining.discard(node.name)
         self.tell(ReplicaUp(replica=node.name, incarnation=incarnation, pool=node.pool))
@@ -323,7 +317,7 @@ class World:
     def _deliveries(self, entity: int) -> tuple[int, ...]:
         """Return after how long one snapshot arrives: not at all, once or twice."""
         for fault in self.scenario.faults:
-            if isinstance(fault, Reports):
+            if isinstance(fault, Reports) and fault.holds(self.now):
                 rng = stream(self.seed, "report", entity, self.now)
                 lost, twice, late = rng.random(), rng.random(), rng.random()
                 delay = seconds(late * fault.delay_s)
@@ -332,78 +326,24 @@ class World:
                 return (delay, 2 * delay) if twice < fault.twice else (delay,)
         return (0,)
 
-    def _fault(self, _entity: int, event: object) -> None:
+    def _fault(self, entity: int, event: object) -> None:
         match event:
-            case Crash():
-                self._crash(event)
-            case Drain():
-                self._drain(event)
             case Restart():
                 self._restart()
             case PlaneConfig():
                 self._configure(event)
             case "save":
                 self._saved = self.plane.freeze()
-            case ("down", int(at), int(incarnation), bool(again)):
-                name = self.nodes[at].name
-                taken = name in self.draining
-                self._down(name, Incarnation(incarnation))
-                self.provider.lost(name, self.now, again=again, taken=taken)
-            case ("back", int(at)):
-                if self.nodes[at].engine is None:
-                    self._start(at)
             case _:
-                raise AssertionError(event)
+                self._mishaps.strike(entity, event)
 
-    def _crash(self, fault: Crash) -> None:
-        at, node = fault.replica, self.nodes[fault.replica]
-        if node.engine is None:
-            return
-        incarnation = node.engine.incarnation
-        lost = self.engines.crash(at, self.now)
-        entity = len(self.scenario.faults) + at
-        noticed = later(self.now, seconds(fault.noticed_after_s))
-        again, group = fault.back_after_s is not None, self.provider.groups.get(node.name)
-        self._agenda.push(noticed, Kind.FAULT, entity, ("down", at, incarnation, again))
-        if group is not None:
-            group.ready = False
-        elif fault.back_after_s is not None:
-            back = later(self.now, seconds(fault.back_after_s))
-            self._agenda.push(back, Kind.FAULT, entity, ("back", at))
-        if fault.streams_break:
-            for attempt in lost:
-                self._break(attempt)
-
-    def _drain(self, fault: Drain) -> None:
-        """Send a replica nothing new, and stop it once it had its time."""
-        node = self.nodes[fault.replica]
-        incarnation = self.announced.get(node.name)
-        if node.engine is None or node.engine.incarnation != incarnation:
-            return
-        self.draining.add(node.name)
-        self.tell(ReplicaDraining(replica=node.name, incarnation=incarnation))
-        stop = Crash(
-            replica=fault.replica,
-            at_s=fault.at_s + fault.time_s,
-            noticed_after_s=0.0,
-            streams_break=False,
-            back_after_s=fault.back_after_s,
-        )
-        entity = len(self.scenario.faults) + fault.replica
-        self._agenda.push(later(self.now, seconds(fault.time_s)), Kind.FAULT, entity, stop)
-
-    def _break(self, attempt: AttemptId) -> None:
-        """End an attempt whose connection broke, unless it was ended meanwhile."""
-        if attempt in self.engines.attempts:
-            self._end(attempt, Outcome.ERROR)
-
-    def _end(self, attempt: AttemptId, outcome: Outcome) -> None:
+    def end(self, attempt: AttemptId, outcome: Outcome) -> None:
         """Tell of an attempt that ended without success, with what its stream had shown."""
         shown = self.engines.stop(attempt, self.now)
         self.engines.drop(attempt)
         self.tell(Ended(attempt=attempt, outcome=outcome, usage=None, timing=shown))
 
-    def _down(self, replica: ReplicaName, incarnation: Incarnation) -> None:
+    def down(self, replica: ReplicaName, incarnation: Incarnation) -> None:
         """Tell the plane what it may know already, from a later life."""
         if self.announced.get(replica) == incarnation:
             del self.announced[replica]
@@ -464,7 +404,7 @@ class World:
         for request in [one for one in self.cut_off if one in live]:
             attempt = live[request].attempt
             assert attempt is not None, f"{request} waits again"
-            self._end(attempt, Outcome.TIMEOUT)
+            self.end(attempt, Outcome.TIMEOUT)
         self.engines.retire(self.now)
         self.provider.close(self.now)
 
