@@ -173,9 +173,9 @@ class Gateway:
     ) -> None:
         """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
-        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded`
-        is told of each request that is over; `reread` reads the configuration anew; `beside` has
-        another plane decide without effect; `provided` has pools whose first replicas are groups as well.
+        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded` is told of each
+        request that is over; `reread` reads the configuration anew; `beside` has another plane decide without
+        effect; the first replicas of the pools `provided` are groups.
         """
         _refuse_fan_out(settings)
         self._source, self._clock = digest(settings.deployment), clock
@@ -206,13 +206,12 @@ class Gateway:
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server, self._rest)
         if settings.admin is not None and feed is not None:
-            audit = self._audit(settings.admin)
             parts = Parts(
                 driver=self.driver,
                 app=self.app,
                 keys=keys,
                 feed=feed,
-                audit=audit,
+                audit=(audit := self._audit(settings.admin)),
                 decisions=None if observing else decisions,
                 grants=grants,
                 groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
@@ -266,7 +265,8 @@ class Gateway:
 
     def host(self, name: ReplicaName, pool: PoolName) -> None:
         """Serve by one more emulated engine, as `join` does."""
-        config, spec = self.driver.plane.settings.config, self._settings.emulator
+        driver, spec = self.driver, self._settings.emulator
+        config = driver.plane.settings.config if driver.runs else self._config
         self.driver.add(hosted(config, spec, name, pool, self._clock, self._next_life()))
 
     def _next_life(self) -> int:
@@ -362,6 +362,8 @@ class Gateway:
         if self._log is not None:
             self._log.pause()
         self._files.close()  # the kernel lets go of the journal
+        for server in self.server.servers if self.server.started else ():
+            server.close()
         for connection in tuple(self.server.server_state.connections):
             assert isinstance(connection, Connection)
             connection.cut()

@@ -78,6 +78,10 @@ class Place(Struct, frozen=True, kw_only=True):
                 return f"{self.region}/{self.zone}/{self.rack or ''}/{self.node}"
 
 
+LIVES = 3
+"""Starts after which a group that is lost is given up."""
+
+
 def place_in(domain: str, kind: Domain, node: str) -> Place:
     """Return a place in a domain, which is written as `Place.within` has it; `node` where it names none."""
     parts = domain.split("/")

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from headrace.adapters.actuators.emulated import LIVES, RELEASE_NS, EmulatedActuator, Start, Way
+from headrace.adapters.actuators.emulated import RELEASE_NS, EmulatedActuator, Start, Way
 from headrace.gateway.clock import LoopClock
-from headrace.model.group import Domain
+from headrace.model.group import LIVES, Domain
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.stages import Spread, StageTimes, StartOptions
 from headrace.ports.actuator import GroupEvent, Stage, stage_seconds

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from headrace.model import stages
 from headrace.model.engine import EngineKind
-from headrace.model.group import Domain, Place, emptiest, place_in
+from headrace.model.group import LIVES, Domain, Place, emptiest, place_in
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.stages import Stages
 from headrace.ports.actuator import Group, GroupEvent, Listener, Stage
@@ -21,8 +21,6 @@ from headrace.units import MICRO, NS_PER_S, DurationNs, later
 
 RELEASE_NS = DurationNs(2 * NS_PER_S)
 """How long it takes to give a group back: its processes end, its node is free."""
-LIVES = 3
-"""Starts after which a group that is lost is given up."""
 _LOADED = frozenset({stages.Stage.WARM, stages.UNATTRIBUTED, stages.Stage.REGISTER})
 
 
@@ -121,6 +119,11 @@ class EmulatedActuator:
             self._tell(held, Stage.ASKED, str(stages.Stage.PROVISION))
             self._next(held)
 
+    def usual(self, name: ReplicaName) -> Way:
+        """Return how a start of a group goes in its present life, if nothing bends it."""
+        held = self._held[name]
+        return Way(plan=self._drawn(held, held.start.cold))
+
     def shut(self, kind: Domain, name: str) -> None:
         """Place nothing in a domain; what was to have its place there goes elsewhere, if there is one."""
         self._shut.append((kind, name))
@@ -198,8 +201,7 @@ class EmulatedActuator:
         if not held.running and self._is_shut(held.place):
             held.place = self._place(held)
         if way is None:
-            usual = Way(plan=self._drawn(held, held.start.cold))
-            way = self.bend(held.name, held.life, usual)
+            way = self.bend(held.name, held.life, self.usual(held.name))
         held.way, held.plan = way, list(way.plan)
 
     def _next(self, held: _Held) -> None:
