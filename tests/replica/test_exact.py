@@ -144,10 +144,13 @@ ACTIONS = st.one_of(
     ),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([0.5, 1.0, 3.0])),
     st.tuples(st.just("reprice"), WAITS, st.sampled_from([1, 16, 512])),
+    st.tuples(st.just("forget"), WAITS, st.none()),
 )
 
 
-def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) -> object:
+def act(  # noqa: PLR0911 - one for each thing
+    replica: Replica, what: str, argument: Any, nth: int, now: InstantNs
+) -> object:
     """Do one thing to an engine and return its answer."""
     match what:
         case "submit":
@@ -159,6 +162,9 @@ def act(replica: Replica, what: str, argument: Any, nth: int, now: InstantNs) ->
             replica.reprice(
                 old.paced(argument) if faster else replace(old, token_budget=argument), now
             )
+            return None
+        case "forget":
+            replica.forget_prefixes(now)
             return None
         case "progress":
             return replica.progress(now)

@@ -16,7 +16,9 @@ from tests.sim.scenes import profile
 SEEDS = Path(__file__).with_name("seeds.txt")
 KINDS = (
     *("crash", "drain", "leavers", "report late", "report lost", "report twice", "restart", "slow"),
+    "cold_cache",
 )
+OF_GROUPS = ("canary", "domain_loss", "rank", "starts", "update")
 
 
 def kept() -> list[int]:
@@ -50,6 +52,7 @@ def test_each_kind_of_fault_is_drawn_often_enough() -> None:
     drawn = [draw(seed, profile())[0] for seed in range(300)]
     kinds = Counter(kind for one in drawn for kind in one.faults)
     assert {kind for kind in KINDS if kinds[kind] < 20} == set()
+    assert {kind for kind in OF_GROUPS if kinds[kind] < 10} == set()
     quiet = sum(not one.faults for one in drawn)
     assert 90 < quiet < 150  # noise hides quiet bugs
     sizes = [one.rows for one in drawn]
