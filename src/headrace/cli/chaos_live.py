@@ -8,6 +8,7 @@ many tokens as it says it has, that the journal replays, and that the gateway re
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -26,7 +27,7 @@ from headrace.gateway.auth import minted
 from headrace.gateway.clock import LoopClock, MonotonicClock
 from headrace.gateway.server import Gateway, listen
 from headrace.load.caller import Answer
-from headrace.load.judge import offered
+from headrace.load.judge import SERVER, offered
 from headrace.load.lag import LIMIT_NS, LoopLag
 from headrace.load.openloop import Ask, Target, offer
 from headrace.load.replay import Replay
@@ -318,14 +319,21 @@ class Live:
 
 
 def seen(row: Concluded, answer: Answer) -> Concluded:
-    """Return a request's row with the tokens that its caller counted, and as lost if they are not all."""
+    """Return a request's row with the tokens that its caller counted.
+
+    It is lost if those are not all, if its replica failed before the first, or if the connection ended
+    without a word.
+    """
     usage = Usage(
         input_tokens=row.entry.input_tokens,
         cached_tokens=answer.cached_tokens or Tokens(0),
         output_tokens=Tokens(answer.words),
     )
     short = row.outcome is Outcome.SUCCESS and answer.words != answer.output_tokens
-    return replace(row, usage=usage, outcome=Outcome.ERROR if short else row.outcome)
+    silent = not answer.status and answer.failure is not None
+    if short or silent or answer.status == HTTPStatus.BAD_GATEWAY:
+        return replace(row, usage=usage, admitted=True, replica=SERVER, outcome=Outcome.ERROR)
+    return replace(row, usage=usage)
 
 
 def _whole(answer: Answer) -> bool:
