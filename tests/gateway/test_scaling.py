@@ -238,6 +238,8 @@ async def test_metrics_tell_groups_gpus_drains_and_reasons() -> None:
     ready = value(samples, "headrace_groups", pool="p", standing=Standing.READY)
     assert ready == made.ready > 1
     assert value(samples, "headrace_desired_groups", pool="p") == ready
+    assert value(samples, "headrace_urgent_work_rate", pool="p", tries="first")
+    assert value(samples, "headrace_urgent_work_rate", pool="p", tries="repeats") == 0
     assert value(samples, "headrace_group_gpus", pool="p") == ready
     assert (value(samples, "headrace_group_gpu_seconds_total", pool="p") or 0) > 60
     assert (value(samples, "headrace_scale_steps_total", pool="p", step="ask") or 0) >= 1

@@ -257,7 +257,7 @@ def over(plane: Plane) -> None:
     assert not state.ledger.holds
     assert not state.ledger.flights
     for load in state.ledger.loads.values():
-        assert load == Load(front_at=load.front_at)
+        assert load == Load(front_at=load.front_at, tokens_made=load.tokens_made)
     for quota in state.ledger.quotas.values():
         assert (quota.reserved, quota.reserved_work_ns, quota.reserved_micro_usd) == (0, 0, 0)
         assert not quota.parallel

@@ -52,7 +52,7 @@ from headrace.model.event import (
     TimerDue,
     WallTold,
 )
-from headrace.model.group import GroupShape, GroupStep
+from headrace.model.group import Ail, GroupShape, GroupStep
 from headrace.model.ids import (
     AttemptId,
     Incarnation,
@@ -524,13 +524,15 @@ class WholePlane(RuleBasedStateMachine):
         stage=st.sampled_from((None, *Stage)),
         gpus=st.sampled_from((0, 1, 2, 2, 2)),
         serves=st.booleans(),
+        ails=st.sampled_from((None, None, (), *((one,) for one in Ail))),
     )
     def group(
-        self, back: int, step: GroupStep, stage: Stage | None, gpus: int, serves: bool
-    ) -> None:
+        self, back: int, step: GroupStep, stage: Stage | None, gpus: int, serves: bool,
+        ails: tuple[Ail, ...] | None,
+    ) -> None:  # fmt: skip
         """Tell of a group: one that was asked for, a replica as one, or one that nobody knows."""
         name, pool = self.some_group(back)
-        self.tell(GroupTold(group=name, pool=pool, step=step, stage=stage, gpus=gpus))
+        self.tell(GroupTold(group=name, pool=pool, step=step, stage=stage, gpus=gpus, ails=ails))
         if serves:
             self.up(name, pool)
 

@@ -157,7 +157,9 @@ def test_groups_and_gpus_are_looked_at_for_the_whole_time() -> None:
     assert figure(Gpus(at_most=1), seen) == 16
     assert figure(GroupsAtEnd(at_least=1), seen) == 4
     assert figure(Leaked(at_most=0), seen) == 0
-    assert figure(Leaked(at_most=0), replace(seen, fleet=fleet[:3])) == 8
+    late = replace(seen, fleet=fleet[:3], end=InstantNs(seconds(180)))
+    assert figure(Leaked(at_most=0), late) == 0  # for all that is known it is a start
+    assert figure(Leaked(at_most=0), replace(late, end=InstantNs(seconds(192)))) == 8
     assert figure(GroupsReady(at_least=1), replace(seen, fleet=[])) is None
 
 

@@ -278,7 +278,7 @@ class Live:
             fleet=held,
             end=end,
         )
-        happened = [*self.watch.happened, *injected(self.chaos.faults)]
+        happened = [*injected(self.chaos.faults), *self.watch.happened]
         answers = list(replay.answers.values())
         ran = Ran(
             scenario=self.chaos.name,

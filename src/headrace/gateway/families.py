@@ -312,6 +312,11 @@ FAMILIES: dict[str, Family] = {
     "desired_groups": Family(
         _G, "Groups that were to serve, by the last decision: told, or advised.", ("pool",)
     ),
+    "urgent_work_rate": Family(
+        _G,
+        "Urgent work-seconds that came in per second, by the last decision: `first` tries and `repeats`.",
+        ("pool", "tries"),
+    ),
     "groups": Family(_G, "Groups that are there or were asked for.", ("pool", "standing")),
     "group_gpus": Family(_G, "GPUs that groups hold, ready or not.", ("pool",)),
     "group_gpu_seconds": Family(

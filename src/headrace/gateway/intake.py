@@ -15,6 +15,7 @@ from headrace.gateway.driver import Driver
 from headrace.gateway.errors import Edge, Fault, edge
 from headrace.gateway.limits import is_too_large
 from headrace.gateway.prefix import CHUNK_BYTES, CHUNK_TOKENS, identities
+from headrace.gateway.repeats import is_repeat
 from headrace.gateway.wishes import Wishes, wishes
 from headrace.model.ids import ClassName, ModelName, TenantId
 from headrace.model.ladder import LEVEL_MAX
@@ -120,13 +121,10 @@ class Intake:
         tenant, told = letter.tenant, letter.told
         scope = f"{asked.model}\0{asked.cache_salt}".encode()
         prefix = identities(self._secret, scope, asked.prompt)
-        replay_input = replay_output = None
-        if self._limits.trusted_replay:
-            replay_input = _number(told, _REPLAY_INPUT)
-            replay_output = _number(told, _REPLAY_OUTPUT)
-            if replay_input is not None:
-                tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
-                prefix = prefix[: replay_input // CHUNK_TOKENS]
+        replay_input, replay_output = self._replayed(told)
+        if replay_input is not None:
+            tokens, margin, text, revision = Tokens(replay_input), Tokens(0), None, GIVEN
+            prefix = prefix[: replay_input // CHUNK_TOKENS]
         wished, ttft_ms, tpot_ms = _wished(letter), _number(told, *_TTFT), _number(told, *_TPOT)
         request = Request(
             id=self._driver.mint(),
@@ -150,6 +148,7 @@ class Intake:
             fan_out=asked.fan_out,
             ttft_ns=None if ttft_ms is None else DurationNs(ttft_ms * NS_PER_MS),
             gap_ns=None if tpot_ms is None else DurationNs(tpot_ms * NS_PER_MS),
+            repeat=is_repeat(told),
             ttl_ns=wished.ttl_ns,
         )
         ask = Ask(
@@ -165,6 +164,12 @@ class Intake:
             optional=asked.options.places,
         )
         return Taken(asked, request, ask)
+
+    def _replayed(self, told: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+        """Return the tokens in and out of a request that is replayed, where that is trusted."""
+        if not self._limits.trusted_replay:
+            return None, None
+        return _number(told, _REPLAY_INPUT), _number(told, _REPLAY_OUTPUT)
 
     def _adapter(self, name: str) -> str | None:
         """Return the adapter that a model's name stands for, if it does."""

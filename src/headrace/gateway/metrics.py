@@ -377,6 +377,9 @@ class Metrics:
             sheet.put("group_drain_seconds", to_seconds(hand.drain_ns[pool]), pool)
         for pool, records in feed.last.items():
             sheet.put("desired_groups", records[-1].decision.desired, pool)
+            demand = records[-1].evidence.demand
+            sheet.put("urgent_work_rate", demand.urgent_micro / MICRO, pool, "first")
+            sheet.put("urgent_work_rate", demand.retries_micro / MICRO, pool, "repeats")
         for family, counts in (
             ("scale_decisions", feed.reasons),
             ("scale_brakes", feed.brakes),

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from headrace.model.engine import Snapshot, Usage
-from headrace.model.group import GroupStep, Place
+from headrace.model.group import Ail, GroupStep, Place
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName, RequestId
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.request import Request
@@ -121,6 +121,10 @@ class GroupTold(Struct, frozen=True, kw_only=True, tag="group", omit_defaults=Tr
     """Of a start, which it is in: as in `model.stages`. None: it is in none, or nobody knows."""
     places: tuple[Place, ...] = ()
     """Where its ranks are, each place once; empty: nobody knows."""
+    ails: tuple[Ail, ...] | None = None
+    """What is amiss with it; empty: it is well. None: nobody tells, and what was told stays."""
+    does_ppm: int | None = None
+    """The part of its envelope that it does, in millionths, where `ails` are told; None: nobody knows."""
 
 
 class GroupsListed(Struct, frozen=True, kw_only=True, tag="groups"):

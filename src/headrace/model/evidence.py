@@ -215,7 +215,8 @@ class EntryEvidence(Struct, frozen=True, kw_only=True):
     lengths: LengthFacts | None = None
     """None: nobody asks, or none of this tenant was refused lately."""
     arrival: ArrivalFacts | UnsetType = UNSET
-    """Capacity on its way. Absent: some replica is ready, no pool of the class scales, or nothing is expected."""
+    """Capacity on its way. Absent: none is expected, no pool of the class scales, or some replica is ready
+    and nobody waits."""
     mean_ns: DurationNs = DurationNs(0)
     """Bound on its mean time per token, where that is tighter than on its gaps; else 0."""
 

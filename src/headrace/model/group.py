@@ -192,6 +192,17 @@ class GroupStep(StrEnum):
     """Nothing of it is left, as it was asked for."""
 
 
+class Ail(StrEnum):
+    """What may be amiss with a group that is there. Also a metric label: a closed list."""
+
+    KERNEL_FALLBACK = "kernel_fallback"
+    """A slower kernel stands in for one that it should run."""
+    SLOW_COLLECTIVE = "slow_collective"
+    """Its ranks wait for each other, or for a link."""
+    BAD_RANK = "bad_rank"
+    """One of its ranks is not well: it serves nothing, as if it lacked that one."""
+
+
 GROUP_OVER = frozenset({GroupStep.REFUSED, GroupStep.GIVEN_UP, GroupStep.STOPPED})
 """After these a group is there no more, and holds nothing."""
 

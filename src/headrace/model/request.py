@@ -77,6 +77,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Tighter bounds of the caller; wider ones than the class's are ignored (FAIR-4)."""
     deferred: bool = False
     """Whether it was handed over before, to be answered later: it was offered then, and is not now."""
+    repeat: bool = False
+    """Whether it is said to have been asked before, and not answered: then it claims less (SCALE-2)."""
     ttl_ns: DurationNs | None = None
     """How long it may wait in the queue at most; None: as long as its class lets it."""
 

@@ -184,6 +184,9 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Age from which on what an engine said of itself is unknown: then nothing is taken away. 15: a tick."""
     warmup_s: _Seconds = 30.0
     """How long what a new group measures of itself is not believed. 30: its first steps are slow."""
+    ail_part: _Part = 0.5
+    """Part of its envelope that a group counts at which is told to run a slower kernel or slow collectives,
+    until it is seen what it does. .5: about what either costs where it is measured."""
     partial_s: _Positive = 600.0
     """How long a group may lack ranks before all of it is given back. 600: longer than a node takes to
     come."""

@@ -6,13 +6,14 @@ A request with all that the configuration, the predictors and the books say of i
 
 from collections.abc import Iterable
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from headrace.model.decision import Decision, LetIn, Reject
 from headrace.model.demand import Demand
 from headrace.model.deployment import TenantSpec
 from headrace.model.evidence import (
+    ArrivalFacts,
     BudgetFacts,
     ContractFacts,
     EntryEvidence,
@@ -150,9 +151,15 @@ class Asked:
             replicas=views,
             rest_bound_ns=rest,
             lengths=self._lengths(front, now) if self._by_length else None,
-            arrival=UNSET if ready else expected(m, self.model, self.slo_class, now) or UNSET,
+            arrival=self._arrival(m, ready, now),
             mean_ns=self.bounds.mean_ns,
         )
+
+    def _arrival(self, m: Machine, ready: int, now: InstantNs) -> ArrivalFacts | UnsetType:
+        """Return which group is expected, where anybody waits for one."""
+        if ready and not self.known.backlog.size:
+            return UNSET
+        return expected(m, self.model, self.slo_class, now, next_one=not ready) or UNSET
 
     def _lengths(self, front: ReplicaView | None, now: InstantNs) -> LengthFacts | None:
         """Return what was let in of this tenant's, if any of them was refused."""

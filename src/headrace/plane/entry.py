@@ -67,7 +67,7 @@ def arrive(m: Machine, request: Request, now: InstantNs) -> ModelName | None:
             row,
         )
         m.state.accounts.conclude(tally, row)
-        m.count_over(row)
+        m.count_over(row, repeat=request.repeat)
         return None
     level = decision.lesser.level if isinstance(decision, Degrade) else 0
     m.state.accounts.admit(tally, level, deferred=request.deferred, sent=False)

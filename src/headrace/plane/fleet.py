@@ -19,6 +19,7 @@ from headrace.model.profile import Profile
 from headrace.model.request import Request
 from headrace.model.slo import Bounds
 from headrace.plane.ledger import Load
+from headrace.plane.speed import Speed
 from headrace.policy.fairness.ranked import Ranked
 from headrace.units import (
     BLOCK_TOKENS,
@@ -67,6 +68,8 @@ class Replica(Struct):
     """The share of what was expected that was there, of late, in millionths. None: nothing told."""
     emptied_at: InstantNs | None = None
     """When its cache was last lost, if it ever was."""
+    speed: Speed = field(default_factory=Speed)
+    """How fast it goes, if its pool scales."""
 
     def believed(self, cached: Tokens, facts: "PoolFacts") -> Tokens:
         """Return how many of the tokens expected in its cache to count on.

@@ -8,7 +8,7 @@ one rule for drains, for drains called off and for groups that lack ranks.
 from headrace.model.decision import Reason
 from headrace.model.effect import DrainGroup, RecallGroup, StopGroup, WakeGroup
 from headrace.model.event import GroupsListed, GroupTold
-from headrace.model.group import GROUP_OVER, GroupStep, Life
+from headrace.model.group import GROUP_OVER, Ail, GroupStep, Life
 from headrace.model.ids import ModelName, PoolName, ReplicaName
 from headrace.model.scaling import Standing
 from headrace.model.stages import Stage
@@ -75,11 +75,15 @@ def told(m: Machine, event: GroupTold, now: InstantNs) -> None:
 
 
 def _hold(event: GroupTold, group: Group, facts: ScaledPool | None, now: InstantNs) -> None:
-    """Keep what it holds, where, and since when it has lacked ranks."""
+    """Keep what it holds, where, what is amiss, and since when it has lacked ranks, or one that is well."""
     group.gpus = event.gpus
+    if event.step is GroupStep.LOST:
+        group.ails, group.told_ppm = (), None
+    if event.ails is not None:
+        group.ails, group.told_ppm = event.ails, event.does_ppm
     if facts is None:
         return
-    if event.gpus >= facts.gpus:
+    if event.gpus >= facts.gpus and Ail.BAD_RANK not in group.ails:
         group.short_since = None
     elif group.short_since is None:
         group.short_since = now

@@ -202,6 +202,7 @@ class Load(Struct):
     means: dict[DurationNs, int] = {}
     """Of these, those that are promised a tighter mean time per token, by its bound."""
     tightest_mean: DurationNs | None = None
+    tokens_made: int = 0
 
     def behind_ns(self, window: DurationNs) -> DurationNs:
         """Return the prefill that a window holds: what waits in the engine, behind the prompt at its front.
@@ -391,7 +392,7 @@ class Ledger(Struct):
         assert not flight.streaming, f"{attempt=} streams already"
         load = self.loads[flight.incarnation]
         load.end_prefill(attempt, now)
-        load.decodes += 1
+        load.decodes, load.tokens_made = load.decodes + 1, load.tokens_made + 1
         flight.streaming, flight.made = True, 1
         load.context_tokens = Tokens(load.context_tokens + flight.input_tokens + 1)
         return flight
@@ -404,6 +405,7 @@ class Ledger(Struct):
         flight.made = made
         load = self.loads[flight.incarnation]
         load.context_tokens = Tokens(load.context_tokens + fresh)
+        load.tokens_made += fresh
         if made > flight.predicted:
             self._charge(flight, price, made)
             blocks = blocks_for(flight.input_tokens + made)
@@ -437,6 +439,7 @@ class Ledger(Struct):
         else:
             load.end_prefill(attempt, now)
         made = max(flight.made, seen)
+        load.tokens_made = min(SUM_MAX, load.tokens_made + made - flight.made)
         service = price.service(*flight.served(usage, made)) if usage is not None or made else 0
         self._recharge(flight, service)
         return made

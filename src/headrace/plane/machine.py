@@ -346,14 +346,14 @@ class Machine:
         )
         self.out.append(row)
         state.accounts.conclude(state.accounts.tally(request.tenant, live.slo_class), row)
-        self.count_over(row)
+        self.count_over(row, repeat=request.repeat)
 
-    def count_over(self, row: Concluded) -> None:
+    def count_over(self, row: Concluded, *, repeat: bool) -> None:
         """Count a request that is over for one of the pools that scale and might have served it.
 
-        One that was put aside was in no hurry.
+        One that was put aside was in no hurry; of one that came again, the first try counts.
         """
-        if row.deferred:
+        if row.deferred or repeat:
             return
         pools = self.settings.scaling(row.model, row.slo_class)
         if pools and self.settings.classes[row.slo_class].ttft_ms is not None:

@@ -41,7 +41,7 @@ class Rate(Struct):
     def tick(self, now: InstantNs, replicas: int, *, waiting: bool) -> None:
         """Close a span: count it if work waited at both its ends."""
         span = now - self.at
-        if self.waiting and waiting and NS_PER_MS <= span <= _SPAN_MAX:
+        if self.waiting and waiting and replicas and NS_PER_MS <= span <= _SPAN_MAX:
             self.done_ns = self.done_ns * _KEEP // _OF + self.fresh_ns
             self.time_ns = self.time_ns * _KEEP // _OF + span * replicas
         self.fresh_ns = 0

@@ -1,6 +1,7 @@
 """What does the scaler know of a pool? Gathered from the plane's own books, changing nothing but a history."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headrace.model.evidence import ArrivalFacts
 from headrace.model.group import Life
@@ -17,6 +18,7 @@ from headrace.model.scaling_spec import WEEK_MINUTES, Mode, ppm
 from headrace.model.stages import Ahead, Stage, remaining, success_ppm
 from headrace.plane.fleet import PoolFacts, Replica
 from headrace.plane.groups import replica_of, standing
+from headrace.plane.health import effective
 from headrace.plane.machine import Machine
 from headrace.plane.scale_state import ASLEEP, Group, PoolScale, ScaledPool
 from headrace.plane.state import Live, Phase
@@ -37,7 +39,11 @@ def evidence(m: Machine, facts: ScaledPool, books: PoolScale, now: InstantNs) ->
     if settings.forecast is not None:
         books.history.add(settings.forecast, 0, now, facts.ready.p90_ns)
         forecast = books.history.facts(settings.forecast, facts.ready.p90_ns)
-    there = [_facts_of(m, facts, books, group, seen, now) for group in books.groups.values()]
+    does = effective(m, facts, books)
+    there = [
+        replace(_facts_of(m, facts, books, group, seen, now), effective_ppm=does.get(name))
+        for name, group in books.groups.items()
+    ]
     return ScaleEvidence(
         now=now,
         pool=facts.name,
@@ -141,6 +147,7 @@ class _Seen:
         left = DurationNs(self.patient_left // self.patient) if self.patient else None
         return DemandFacts(
             urgent_micro=books.offers.look(now),
+            retries_micro=books.repeats.look(now),
             urgent_ns=WorkNs(self.urgent),
             active_ns=WorkNs(self.active),
             patient_ns=WorkNs(self.patient),
@@ -260,18 +267,21 @@ def _samples(
 
 
 def expected(
-    m: Machine, model: ModelName, slo_class: ClassName, now: InstantNs
+    m: Machine, model: ModelName, slo_class: ClassName, now: InstantNs, *, next_one: bool
 ) -> ArrivalFacts | None:
-    """Return the soonest group that is on its way for a class, or that would be asked for next."""
+    """Return the soonest group that is on its way for a class.
+
+    `next_one`: where none is, the one that would be asked for next.
+    """
     best: ArrivalFacts | None = None
     for name in m.settings.scaling(model, slo_class):
-        found = _expected(m, name, now)
+        found = _expected(m, name, now, next_one=next_one)
         if found is not None and (best is None or found.p90_ns < best.p90_ns):
             best = found
     return best
 
 
-def _expected(m: Machine, pool: PoolName, now: InstantNs) -> ArrivalFacts | None:
+def _expected(m: Machine, pool: PoolName, now: InstantNs, *, next_one: bool) -> ArrivalFacts | None:
     facts, books = m.settings.scaled[pool], m.state.pools[pool]
     known, settings = m.state.models[facts.model], facts.settings
     coming = [
@@ -279,7 +289,7 @@ def _expected(m: Machine, pool: PoolName, now: InstantNs) -> ArrivalFacts | None
         for group in books.groups.values()
         if group.life is Life.WANTED and standing(known, group) is Standing.COMING
     ]
-    acts = settings.mode is Mode.ACT and not m.state.scale_frozen
+    acts = next_one and settings.mode is Mode.ACT and not m.state.scale_frozen
     if not coming and acts and books.next_at is not None and settings.ceiling(facts.gpus):
         # As long as anything waits the next decision asks for one.
         wait = max(0, books.next_at - now)

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from headrace.model.deployment import PoolSpec
 from headrace.model.envelope import Origin
-from headrace.model.group import Life
+from headrace.model.group import Ail, Life
 from headrace.model.ids import ClassName, ModelName, PoolName, ReplicaName
 from headrace.model.scaling import ScaleMemory
 from headrace.model.scaling_spec import Scaling, ppm
@@ -89,6 +89,10 @@ class Group(Struct):
     """Somebody tells of it as a group. Else it is one for as long as its replica is up."""
     drain_by: InstantNs | None = None
     """When the time is over of what runs there."""
+    ails: tuple[Ail, ...] = ()
+    """What is told to be amiss."""
+    told_ppm: int | None = None
+    """The part of its envelope that it is told to do."""
 
 
 class Counted(Struct):
@@ -112,6 +116,8 @@ class PoolScale(Struct):
     """Starts that ended ready."""
     failed: int = 0
     offers: Offers = field(default_factory=Offers)
+    """First tries."""
+    repeats: Offers = field(default_factory=Offers)
     usual_prefill_ns: int = 0
     """Of a usual urgent prompt."""
     over: int = 0

@@ -28,12 +28,18 @@ _MONDAY_S = 4 * 86_400
 
 
 def offered(m: Machine, asked: Asked, now: InstantNs) -> None:
-    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it."""
+    """Count an urgent request as it comes in, let in or not, for one of the pools that might serve it.
+
+    Repeats apart: they are what a lack of capacity makes of the demand, and foretell none.
+    """
     pools = m.settings.scaling(asked.model, asked.slo_class)
     if not pools or asked.class_spec.ttft_ms is None:
         return
     name = pools[asked.request.id % len(pools)]
     facts, books, work = m.settings.scaled[name], m.state.pools[name], asked.demand.work_p50_ns
+    if asked.request.repeat:
+        books.repeats.come(work, now)
+        return
     books.offers.come(work, now)
     books.usual_prefill_ns += (asked.demand.prefill_ns - books.usual_prefill_ns) // _USUAL
     if facts.settings.forecast is not None:
@@ -133,7 +139,7 @@ def configure(m: Machine, now: InstantNs) -> None:
         books = state.pools.get(name)
         if books is None:
             books = state.pools[name] = PoolScale(next_at=None)
-            books.offers.looked_at = now
+            books.offers.looked_at = books.repeats.looked_at = now
         if books.next_at is None or books.next_at > later(now, facts.tick_ns):
             books.next_at = later(now, facts.tick_ns)
         _take_over(m, facts.model, name, books, now)

@@ -18,8 +18,9 @@ from headrace.model.ids import AttemptId, ModelName, ReplicaName
 from headrace.model.meter import NO_STREAM, StreamTiming
 from headrace.model.paths import to_tenant
 from headrace.model.slo import Outcome
-from headrace.plane import dispatch, groups
+from headrace.plane import dispatch, groups, health
 from headrace.plane.fleet import was_reset
+from headrace.plane.ledger import Flight
 from headrace.plane.machine import Machine
 from headrace.plane.state import EPOCH_BITS, Live, ModelState, Phase
 from headrace.policy.fairness.vtc import share
@@ -34,9 +35,9 @@ def first_token(m: Machine, attempt: AttemptId, now: InstantNs) -> None:
         return
     live = m.state.live[flight.request]
     live.advance(Phase.STREAMING)
-    m.state.ledger.first_token(attempt, now)
     known = m.state.models[live.model]
-    _drained(known, live)
+    _drained(m, known, live, flight)
+    m.state.ledger.first_token(attempt, now)
     _changed(m, known, live)
     dispatch.run(m, live.model, known, now)
 
@@ -59,7 +60,9 @@ def progress(m: Machine, tick: ProgressTick, now: InstantNs) -> None:
         for pool, rate in known.rates.items():
             served = m.settings.served_by(pool)
             waiting = any(queued.get(name) for name in served)
-            rate.tick(now, known.fleet.ready.get(pool, 0), waiting=waiting)
+            rate.tick(now, health.warm(m, known, pool, now), waiting=waiting)
+        if m.settings.scaled:
+            health.look(m, known, now)
     for model in grown:
         dispatch.run(m, model, state.models[model], now)  # the turn may be another's now
 
@@ -74,7 +77,7 @@ def ended(m: Machine, event: Ended, now: InstantNs) -> None:
     known = m.state.models[live.model]
     usage, timing = event.usage, event.timing
     if timing.tokens and not flight.streaming:  # its first token was not told apart
-        _drained(known, live)
+        _drained(m, known, live, flight)
     _close(m, known, live, usage, timing.tokens)
     reason = Reason.UPSTREAM_ERROR if event.outcome is Outcome.ERROR else None
     if reason is not None:
@@ -307,11 +310,13 @@ def _close(
     _changed(m, known, live)
 
 
-def _drained(known: ModelState, live: Live) -> None:
-    """Count a request's work as drained, in the amount that was queued for it."""
+def _drained(m: Machine, known: ModelState, live: Live, flight: Flight) -> None:
+    """Count a request's work as drained, in the amount that was queued for it, and its prompt as done."""
     assert live.replica is not None
-    pool = known.fleet.replicas[live.replica].pool
-    known.rates[pool].fresh_ns += live.demand.work_p50_ns
+    replica = known.fleet.replicas[live.replica]
+    if not health.is_warming(m, replica, m.state.now):
+        known.rates[replica.pool].fresh_ns += live.demand.work_p50_ns
+    health.prefilled(m, replica, flight)
 
 
 def _changed(m: Machine, known: ModelState, live: Live) -> None:

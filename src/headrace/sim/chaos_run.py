@@ -46,7 +46,7 @@ def run_chaos(chaos: Chaos, seed: int) -> Ran:
         onlooker.checker.finish(world)
     except Broken as wrong:
         broken = str(wrong)
-    told = [*onlooker.watch.happened, *injected(chaos.faults)]
+    told = [*injected(chaos.faults), *onlooker.watch.happened]
     verdicts: tuple[Verdict, ...] = ()
     if broken is None:
         verdicts = judge(chaos.expect, _account(world, onlooker))

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from headrace.model.decision import Reason
 from headrace.model.effect import Concluded
@@ -17,9 +18,11 @@ from headrace.model.ids import ClassName, PoolName, ReplicaName
 from headrace.model.scaling import ScaleRecord, Steps
 from headrace.model.slo import Outcome
 from headrace.report.run import Offered
-from headrace.units import InstantNs, seconds
+from headrace.units import InstantNs, seconds, to_seconds
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+LAST_S = 180.0
+"""How long before the end GPUs are looked at that may have leaked."""
 
 
 class Fleet(Struct, frozen=True, kw_only=True, gc=False):
@@ -96,10 +99,11 @@ class Expectation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
             return f"{self.from_s:g} to {self.to_s:g} s"
         return f"from {self.from_s:g} s" if self.from_s else ""
 
-    def _decided(self, account: Account) -> Iterator[ScaleRecord]:
+    def decided(self, account: Account) -> Iterator[ScaleRecord]:
+        """Yield what was decided in the time."""
         return (one for one in account.decisions if self.within(one.at))
 
-    def _during(self, account: Account) -> Iterator[Fleet]:
+    def during(self, account: Account) -> Iterator[Fleet]:
         """Yield how the fleet stood in the time, from what it began with."""
         for one, following in zip_longest(account.fleet, account.fleet[1:]):
             ended = following is not None and following.at <= seconds(self.from_s)
@@ -180,7 +184,7 @@ class GroupsReady(Expectation, frozen=True, kw_only=True, tag="groups"):
 
     def measured(self, account: Account) -> float | None:
         """Return the fewest."""
-        return min((one.ready for one in self._during(account)), default=None)
+        return min((one.ready for one in self.during(account)), default=None)
 
     def says(self) -> str:
         """Say what."""
@@ -204,7 +208,7 @@ class Gpus(Expectation, frozen=True, kw_only=True, tag="gpus"):
 
     def measured(self, account: Account) -> float | None:
         """Return the most."""
-        return max((one.gpus for one in self._during(account)), default=None)
+        return max((one.gpus for one in self.during(account)), default=None)
 
     def says(self) -> str:
         """Say what."""
@@ -212,11 +216,12 @@ class Gpus(Expectation, frozen=True, kw_only=True, tag="gpus"):
 
 
 class Leaked(Expectation, frozen=True, kw_only=True, tag="leaked"):
-    """GPUs that are held at the end by groups that are not ready."""
+    """GPUs that groups held without being ready all through the last three minutes: longer than a start or a drain."""
 
     def measured(self, account: Account) -> float | None:
-        """Return how many."""
-        return account.fleet[-1].idle if account.fleet else None
+        """Return how many, at the least."""
+        last = replace(self, from_s=max(0.0, to_seconds(account.end) - LAST_S), to_s=None)
+        return min((one.idle for one in last.during(account)), default=None)
 
     def says(self) -> str:
         """Say what."""
@@ -228,7 +233,7 @@ class Desired(Expectation, frozen=True, kw_only=True, tag="desired"):
 
     def measured(self, account: Account) -> float | None:
         """Return the most."""
-        return max((one.decision.desired for one in self._decided(account)), default=None)
+        return max((one.decision.desired for one in self.decided(account)), default=None)
 
     def says(self) -> str:
         """Say what."""
@@ -272,7 +277,7 @@ class StepsTaken(Expectation, frozen=True, kw_only=True, tag="steps"):
 
     def measured(self, account: Account) -> float | None:
         """Count them; None: nothing was decided."""
-        found = [_count(one.decision.steps, self.step) for one in self._decided(account)]
+        found = [_count(one.decision.steps, self.step) for one in self.decided(account)]
         return sum(found) if found else None
 
     def says(self) -> str:

@@ -16,7 +16,9 @@ PREFIX_MAX = 512
 """Leading chunks whose identity a request carries at most."""
 
 
-def request_of(scenario: Scenario, rows: Sequence[TraceRow], at: int) -> Request:
+def request_of(
+    scenario: Scenario, rows: Sequence[TraceRow], at: int, *, repeat: bool = False
+) -> Request:
     """Return what the plane may know of a row; ids count from 1 in order of arrival."""
     row = rows[at]
     return Request(
@@ -31,6 +33,7 @@ def request_of(scenario: Scenario, rows: Sequence[TraceRow], at: int) -> Request
         prefix_kept=kept_chunks(row),
         optional=row.optional,
         lowest=row.lowest,
+        repeat=repeat,
     )
 
 

@@ -201,7 +201,8 @@ class World:
     def _arrive(self, entity: int, event: object) -> None:
         if event is not None:  # it was refused, and comes again
             del self.away[RequestId(entity + 1)]
-            self.tell(RequestArrived(request_of(self.scenario, self.rows, entity)))
+            request = request_of(self.scenario, self.rows, entity, repeat=True)
+            self.tell(RequestArrived(request))
             return
         row = self.rows[entity]
         if entity + 1 < len(self.rows):

@@ -11,14 +11,14 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headrace.model.decision import Admit, Decision, Gate, Reason, Reject, Verdict
-from headrace.model.evidence import EntryEvidence, LengthFacts, ReplicaView
+from headrace.model.evidence import ArrivalFacts, EntryEvidence, LengthFacts, ReplicaView, WaitFacts
 from headrace.policy.admission.balances import (
     at_least_a_second,
     balanced_after,
     over,
     over_limits,
 )
-from headrace.units import NS_PER_MS, NS_PER_S, DurationNs, time_for
+from headrace.units import MICRO, NS_PER_MS, NS_PER_S, DurationNs, time_for
 
 
 class GateMode(StrEnum):
@@ -327,7 +327,7 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
     Prefill in flight at the nearest replica (`view`), plus min(backlog, own work ahead * backlogged
     weights / own weight) at the fleet's measured work rate. Gating on the whole backlog would
     refuse conforming tenants because of a hog. While nothing is ready, the queue begins to move when the
-    next group is expected (p90), at what that will do.
+    next group is expected (p90), at what that will do; what waits beside ready ones moves faster from then on.
     """
     facts = evidence.wait
     pending, rate = view.prefill_left_ns if view is not None else 0, facts.rate_micro
@@ -335,11 +335,27 @@ def predicted_wait(evidence: EntryEvidence, kind: Wait, view: ReplicaView | None
         pending, rate = evidence.arrival.p90_ns, evidence.arrival.rate_micro
     if not rate:
         return DurationNs(pending)
-    ahead: int = facts.backlog_ns
-    if kind is Wait.FAIR:
-        share = facts.own_ahead_ns * facts.weights // facts.own_weight
-        ahead = min(ahead, share + facts.debt_ns)
-    return DurationNs(pending + time_for(ahead, rate))
+    ahead = _ahead(facts, kind)
+    if not evidence.ready or evidence.arrival is UNSET:
+        return DurationNs(pending + time_for(ahead, rate))
+    return DurationNs(pending + _drained(ahead, rate, evidence.arrival, evidence.arrival.p90_ns))
+
+
+def _ahead(facts: WaitFacts, kind: Wait) -> int:
+    """Return the queued work that is served before a newcomer."""
+    if kind is Wait.FIFO:
+        return facts.backlog_ns
+    share = facts.own_ahead_ns * facts.weights // facts.own_weight
+    return min(facts.backlog_ns, share + facts.debt_ns)
+
+
+def _drained(ahead: int, rate: int, arrival: ArrivalFacts, at_ns: int) -> int:
+    """Return when queued work is over, if a group that is on its way begins at `at_ns` to do its part."""
+    alone = time_for(ahead, rate)
+    if alone <= at_ns:
+        return alone
+    more = arrival.rate_micro * arrival.success_ppm // MICRO
+    return at_ns + time_for(max(0, ahead - rate * at_ns // MICRO), rate + more)
 
 
 def is_behind(facts: LengthFacts) -> bool:
@@ -383,13 +399,27 @@ def retry_after(
             wait = predicted_wait(evidence, Wait.FAIR, nearest(evidence.replicas))
             return at_least_a_second(wait)
         case Reason.DEADLINE_QUEUE:
-            return at_least_a_second(-slack)
+            return at_least_a_second(_until_in_time(evidence, -slack))
         case Reason.LENGTH_SHARE:
             return at_least_a_second(late)
         case Reason.GAP_BOUND | Reason.TPOT_BOUND:
             return at_least_a_second(until_shorter(evidence))
         case _:
             return balanced_after(reason, evidence.budget)
+
+
+def _until_in_time(evidence: EntryEvidence, late: int) -> int:
+    """Return when a queue is shorter by what a request was late.
+
+    With a group on its way it may be so as soon as that is there (p50): what it had to be counted on for is p90.
+    """
+    arrival, rate = evidence.arrival, evidence.wait.rate_micro
+    if arrival is UNSET or not evidence.ready or not rate or late <= arrival.p50_ns:
+        return late
+    ahead = _ahead(evidence.wait, Wait.FAIR)
+    surely = _drained(ahead, rate, arrival, arrival.p90_ns)
+    likely = _drained(ahead, rate, arrival, arrival.p50_ns)
+    return max(arrival.p50_ns, late - (surely - likely))
 
 
 def until_shorter(evidence: EntryEvidence) -> int:
