@@ -80,12 +80,12 @@ def run_live(  # noqa: PLR0913 - what is served, offered and told
         answered(index, answer)
 
     keys = {TenantId(spec.name): minted() for spec in scenario.deployment.tenants}
-    settings = adjust(_settings(scenario, seed, keys, journal))
+    settings = adjust(settings_of(scenario, seed, keys, journal))
     with (
         listen(_HOST, 0) as sock,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        target = _target(scenario, seed, keys, sock.getsockname()[1])
+        target = target_of(scenario, seed, keys, sock.getsockname()[1])
 
         async def offering(clock: MonotonicClock) -> None:
             await offer(rows, target, note, clock=clock.now)
@@ -127,7 +127,8 @@ async def _both(
     return ended, lag.p99_ns()
 
 
-def _target(scenario: Scenario, seed: int, keys: dict[TenantId, str], port: int) -> Target:
+def target_of(scenario: Scenario, seed: int, keys: dict[TenantId, str], port: int) -> Target:
+    """Return how the rows of a scenario are asked for on this machine, their lengths told."""
     deployment = scenario.deployment
     gaps = {spec.name: ms(spec.itl_ms) for spec in deployment.classes}
     first = deployment.classes[0].name
@@ -141,9 +142,10 @@ def _target(scenario: Scenario, seed: int, keys: dict[TenantId, str], port: int)
     )
 
 
-def _settings(
+def settings_of(
     scenario: Scenario, seed: int, keys: dict[TenantId, str], journal: Path | None
 ) -> Settings:
+    """Return what a scenario is served by: its deployment, emulated, a key for each tenant."""
     return Settings(
         deployment=scenario.deployment,
         keys=tuple(

@@ -169,10 +169,10 @@ def judge_of(config: Path | None, profile: str | None) -> tuple[Judge, str]:
         return by_default, name
     deployment = resolve(config, os.environ, {}).settings.deployment
     names = ", ".join(sorted({pool.profile.name: None for pool in deployment.pools}))
-    return _by_deployment(deployment), names
+    return by_deployment(deployment), names
 
 
-def _by_deployment(deployment: PlaneConfig) -> Judge:
+def by_deployment(deployment: PlaneConfig) -> Judge:
     """Return the judge that a configured server's own classes and profiles make."""
     classes = {ClassName(spec.name): spec for spec in deployment.classes}
     owns: Mapping[TenantId, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -48,13 +48,16 @@ def fitting(found: Resolved) -> Resolved:
     return found
 
 
-def engines(settings: Settings, clock: Clock, last: int = 0) -> list[EngineClient]:
+def engines(
+    settings: Settings, clock: Clock, last: int = 0, provided: Collection[str] = ()
+) -> list[EngineClient]:
     """Return an engine for every replica; raises ConfigError for keys and certificates that lack.
 
-    Their incarnations are above `last`, and never the same.
+    Their incarnations are above `last`, and never the same. `provided`: pools whose replicas come later,
+    the first ones too.
     """
     config = settings.deployment
-    started = {spec.pool for spec in settings.groups}  # as processes, when they are ready
+    started = {spec.pool for spec in settings.groups} | {*provided}  # when they are ready
     found: list[EngineClient] = []
     for pool in config.pools:
         given = [spec for spec in settings.upstreams if spec.pool == pool.name]

@@ -132,6 +132,17 @@ class Groups:
         for group in self._ready.values():
             _serve_by(gateway, group)
 
+    def adopt(self) -> None:
+        """Take over what the actuator has, whoever asked for it."""
+        now = self._clock.now()
+        for group in self._actuator.groups():
+            self._told[group.name] = _Told(group.pool)
+            self._heard(
+                GroupEvent(
+                    group=group.name, life=group.life, stage=group.stage, at=now, step=group.step
+                )
+            )
+
     async def risen(self) -> None:
         """Wait until each that was asked for is ready, or over."""
         await asyncio.gather(*self._rising.values())

@@ -121,6 +121,8 @@ def _start(pool: PoolSpec, scaling: Scaling) -> Start:
         waking=scaling.waking(hardware),
         ranks=scaling.group_shape(hardware).gpus,
         success_ppm=ppm((scaling.times or shipped(hardware)).success),
+        domains=scaling.domains,
+        domain=scaling.reserve_domain,
     )
 
 

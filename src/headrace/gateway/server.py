@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from headrace.gateway.app import App
 from headrace.gateway.audit import Audit
 from headrace.gateway.auth import KeyRing
 from headrace.gateway.clock import LoopClock
-from headrace.gateway.connection import patient
+from headrace.gateway.connection import Connection, patient
 from headrace.gateway.control import AdminServer, Parts, admin
 from headrace.gateway.decisions import DecisionLog
 from headrace.gateway.differences import DifferenceLog
@@ -171,12 +171,13 @@ class Gateway:
         concluded: Callable[[Concluded], None] | None = None,
         reread: Reread | None = None,
         beside: Beside | None = None,
+        provided: Collection[str] = (),
     ) -> None:
         """Compose; raises OSError if journal, decision, audit or shadow log cannot be opened.
 
-        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded`
-        is told of each request that is over; `reread` reads the configuration anew; `beside` has
-        another plane decide without effect.
+        Raises ConfigError for what is not served yet, and for kept keys that do not fit. `concluded` is told of each
+        request that is over; `reread` reads the configuration anew; `beside` has another plane decide without
+        effect; the first replicas of the pools `provided` are groups.
         """
         _refuse_fan_out(settings)
         self._source, self._clock = digest(settings.deployment), clock
@@ -193,7 +194,7 @@ class Gateway:
         feed = None if settings.admin is None else Feed(config, prices(settings))
         self.driver = Driver(
             clock,
-            engines(grown(settings, wanted(past.plane)), clock, past.first_id),
+            engines(grown(settings, wanted(past.plane)), clock, past.first_id, provided),
             journal=journal,
             past=past,
             segment_bytes=settings.journal.segment_mib * MIB,
@@ -207,13 +208,12 @@ class Gateway:
         self.app = self._app(keys, clock, _told(self.driver.shadow, beside))
         self.server = Server(self._uvicorn(), self.driver, settings.server, self._rest)
         if settings.admin is not None and feed is not None:
-            audit = self._audit(settings.admin)
             parts = Parts(
                 driver=self.driver,
                 app=self.app,
                 keys=keys,
                 feed=feed,
-                audit=audit,
+                audit=(audit := self._audit(settings.admin)),
                 decisions=None if observing else decisions,
                 grants=grants,
                 groups=lambda: self.groups(),  # noqa: PLW0108 - they come later
@@ -268,7 +268,8 @@ class Gateway:
 
     def host(self, name: ReplicaName, pool: PoolName) -> None:
         """Serve by one more emulated engine, as `join` does."""
-        config, spec = self.driver.plane.settings.config, self._settings.emulator
+        driver, spec = self.driver, self._settings.emulator
+        config = driver.plane.settings.config if driver.runs else self._config
         self.driver.add(hosted(config, spec, name, pool, self._clock, self._next_life()))
 
     def _next_life(self) -> int:
@@ -358,6 +359,19 @@ class Gateway:
         for sock in self.socks or ():
             if sock is not None:
                 sock.close()
+
+    def kill(self) -> None:
+        """End as a killed process does: nothing is recorded any more, and connections are cut unanswered."""
+        if self._log is not None:
+            self._log.pause()
+        self._files.close()  # the kernel lets go of the journal
+        for server in self.server.servers if self.server.started else ():
+            server.close()
+        for connection in tuple(self.server.server_state.connections):
+            assert isinstance(connection, Connection)
+            connection.cut()
+        self.driver.stop()
+        self._stop_hard()
 
     async def _rest(self, hurry: Callable[[], bool]) -> None:
         """Wait for what is worked on without a connection, or for a reason to hurry."""

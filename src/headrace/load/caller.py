@@ -75,6 +75,9 @@ class Answer(Struct, frozen=True, kw_only=True):
     input_tokens: Tokens | None = None
     cached_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
+    """As the server counted them."""
+    words: int = 0
+    """Of the text, as it came: emulated engines make one a token."""
     complete: bool = False
     """The stream ended with its end mark, and without an error event."""
 
@@ -132,6 +135,7 @@ class _Reading:
         self.own = _Own()
         self.usage: _Usage | None = None
         self.queue_ns: DurationNs | None = None
+        self.words = 0
         self.marked = self.over = False
         self._parser = httptools.HttpResponseParser(self)
         self._tail = b""
@@ -190,8 +194,10 @@ class _Reading:
             self.own = event.error.headrace or self.own
         if event.usage is not None:
             self.usage = event.usage
-        if any(choice.delta.content for choice in event.choices):
+        text = [choice.delta.content for choice in event.choices if choice.delta.content]
+        if text:
             self.meter.note(self._now)
+            self.words += sum(len(part.split()) for part in text)
 
     def answer(self, sent_at: InstantNs, ended_at: InstantNs, failure: Failure | None) -> Answer:
         """Return what was read so far."""
@@ -212,6 +218,7 @@ class _Reading:
             input_tokens=None if given is None else Tokens(given),
             cached_tokens=None if details is None else Tokens(details),
             output_tokens=None if usage is None else Tokens(usage.completion_tokens),
+            words=self.words,
             complete=self.marked and self.code is None,
         )
 

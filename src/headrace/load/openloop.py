@@ -53,11 +53,13 @@ async def offer(
     *,
     clock: Now = loop_time,
     ask_once: Ask | None = None,
+    speed: float = 1.0,
 ) -> None:
     """Send every row at its time and return when all are answered.
 
     `answered(index, answer)` is told as answers come, in times counted from the start. Cancelling
-    stops the sending and the open answers, which are told as far as they came.
+    stops the sending and the open answers, which are told as far as they came. `speed`: how many seconds
+    of the clock pass in one of the loop's.
     """
     began = clock()
 
@@ -76,7 +78,7 @@ async def offer(
 
     async with asyncio.TaskGroup() as group:
         for index, row in enumerate(rows):
-            await _until(row.at, now)
+            await _until(row.at, now, speed)
             if unanswered == target.connections:
                 answered(index, unsent(now()))
                 continue
@@ -84,12 +86,12 @@ async def offer(
             group.create_task(one(index, row))
 
 
-async def _until(when: InstantNs, now: Now) -> None:
+async def _until(when: InstantNs, now: Now, speed: float) -> None:
     left = when - now()
     if left > 0:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        loop.call_later(to_seconds(left), _wake, future)
+        loop.call_later(to_seconds(left) / speed, _wake, future)
         await future
 
 

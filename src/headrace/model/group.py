@@ -78,6 +78,35 @@ class Place(Struct, frozen=True, kw_only=True):
                 return f"{self.region}/{self.zone}/{self.rack or ''}/{self.node}"
 
 
+LIVES = 3
+"""Starts after which a group that is lost is given up."""
+
+
+def place_in(domain: str, kind: Domain, node: str) -> Place:
+    """Return a place in a domain, which is written as `Place.within` has it; `node` where it names none."""
+    parts = domain.split("/")
+    match kind:
+        case Domain.REGION:
+            return Place(node=node, region=domain)
+        case Domain.ZONE:
+            return Place(node=node, region=parts[0], zone="/".join(parts[1:]))
+        case _:
+            region, zone, rack, *rest = [*parts, "", "", ""][: max(4, len(parts))]
+            return Place(node="/".join(rest) or node, region=region, zone=zone, rack=rack or None)
+
+
+def emptiest(open_to: Iterable[Place], kind: Domain, taken: Iterable[Place]) -> Place:
+    """Return the place, of at least one, whose domain has the fewest of those taken."""
+    there = [one.within(kind) for one in taken]
+    return min(open_to, key=lambda one: there.count(one.within(kind)))
+
+
+def fullest(taken: Iterable[Place], kind: Domain) -> str | None:
+    """Return the domain that has the most, the first by name; None: nothing is taken."""
+    there = [one.within(kind) for one in taken]
+    return min(there, key=lambda one: (-there.count(one), one), default=None)
+
+
 class RankPhase(StrEnum):
     """Whether a rank has its GPU."""
 

@@ -79,6 +79,9 @@ class Group(Struct, frozen=True, kw_only=True):
     pool: PoolName
     stage: Stage
     """Where its present life is."""
+    life: int = 1
+    step: str = ""
+    """Which part of a start it is in, where more is known than the stage says."""
     url: str
     """Where it listens, or will. Empty: it is emulated in this process."""
     kind: EngineKind | None = None

@@ -6,8 +6,6 @@ back, ready or not, and that is what is paid for.
 """
 
 from collections.abc import Callable
-from enum import Enum, auto
-from random import Random
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,34 +20,19 @@ from headrace.model.effect import (
     WakeGroup,
 )
 from headrace.model.event import Event, GroupTold
-from headrace.model.group import Domain, GroupStep, Place
+from headrace.model.group import LIVES, Domain, GroupStep, Place, emptiest, fullest, place_in
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.scaling_spec import Scaling
 from headrace.model.stages import Stage, Stages, shipped
 from headrace.policy.catalog import PlaneConfig
 from headrace.sim.agenda import Agenda, Kind
-from headrace.sim.faults import Starts
+from headrace.sim.draws import Fate, begun, doomed
 from headrace.sim.scenario import Scenario
 from headrace.trace.streams import stream
 from headrace.units import MICRO, NS_PER_S, InstantNs, later
 
-LIVES = 3
-"""Starts after which a group that is lost is given up."""
 RELEASE_NS = 2 * NS_PER_S
 """How long it takes to give a group back: what is left is flushed, its processes end."""
-
-
-class Fate(Enum):
-    """How one start goes."""
-
-    WELL = auto()
-    REFUSED = auto()
-    NEVER = auto()
-    PARTIAL = auto()
-    LOST = auto()
-    SLOW = auto()
-    WRONG = auto()
-    """It never makes the token that it has to make."""
 
 
 class Provided(Struct):
@@ -245,8 +228,7 @@ class Provider:
 
     def fullest(self, kind: Domain) -> str | None:
         """Return the domain that has the most groups, the first by name; None: there are no groups."""
-        there = [one.place.within(kind) for one in self.groups.values() if one.gpus]
-        return min(there, key=lambda one: (-there.count(one), one), default=None)
+        return fullest((one.place for one in self.groups.values() if one.gpus), kind)
 
     def shut(self, kind: Domain, name: str) -> None:
         """Place nothing in a domain; what had its place there and holds nothing yet goes elsewhere."""
@@ -308,7 +290,7 @@ class Provider:
             return
         if group.stage == Stage.REGISTER and group.fate is Fate.WRONG:
             return
-        if group.fate is Fate.LOST and group.at == _doomed(group):
+        if group.fate is Fate.LOST and group.at == doomed(group.name, len(group.plan)):
             self.lost(group.name, now, again=True)
             return
         group.at += 1
@@ -363,40 +345,19 @@ class Provider:
         """Return where a group goes: into the domain that has the fewest, on nodes of its own."""
         mine = [one.place for one in self.groups.values() if one.pool == pool]
         kind = settings.reserve_domain
-        open_to = [_inside(each, kind, name) for each in settings.domains]
-        if not open_to:
-            return Place(node=name)
+        open_to = [place_in(each, kind, name) for each in settings.domains] or [Place(node=name)]
         # If all are shut it has its place in one, and gets nothing there.
-        open_to = [one for one in open_to if not self._is_shut(one)] or open_to
-        there = [one.within(kind) for one in mine]
-        return min(open_to, key=lambda one: there.count(one.within(kind)))
+        return emptiest([one for one in open_to if not self._is_shut(one)] or open_to, kind, mine)
 
     def _begin(self, group: Provided, now: InstantNs) -> None:
         """Draw how a start goes, and begin it."""
         if self._is_shut(group.place):
             self._move(group)
         rng = stream(self._seed, "fate", group.name, group.life)
-        group.fate, factor = self._fate(rng)
         plan = self._drawn(group, self._stages(group.pool))
-        if group.fate is Fate.SLOW:
-            nth = rng.randrange(len(plan))
-            stage, took = plan[nth]
-            plan = (*plan[:nth], (stage, round(took * factor)), *plan[nth + 1 :])
-        group.plan, group.at = plan, 0
+        group.fate, group.plan = begun(self._scenario.faults, rng, plan)
+        group.at = 0
         self._next(group, now)
-
-    def _fate(self, rng: Random) -> tuple[Fate, float]:
-        chance = rng.random()
-        for fault in self._scenario.faults:
-            if isinstance(fault, Starts):
-                for share, fate in (
-                    (fault.refused, Fate.REFUSED), (fault.never, Fate.NEVER),
-                    (fault.partial, Fate.PARTIAL), (fault.lost, Fate.LOST), (fault.slow, Fate.SLOW),
-                ):  # fmt: skip
-                    if chance < share:
-                        return fate, fault.factor
-                    chance -= share
-        return Fate.WELL, 1.0
 
     def _drawn(self, group: Provided, stages: Stages) -> tuple[tuple[str, int], ...]:
         rng = stream(self._seed, "start", group.name, group.life)
@@ -456,21 +417,3 @@ def _step_of(group: Provided) -> GroupStep:
     if group.asleep:
         return GroupStep.ASLEEP
     return GroupStep.READY if group.ready else GroupStep.COMING
-
-
-def _doomed(group: Provided) -> int:
-    """Return the stage in which a group that will be lost is: by its name, so that all come to be."""
-    return 1 + sum(group.name.encode()) % (len(group.plan) - 1)
-
-
-def _inside(domain: str, kind: Domain, node: str) -> Place:
-    """Return a place in a domain, which is written as `Place.within` has it."""
-    parts = domain.split("/")
-    match kind:
-        case Domain.REGION:
-            return Place(node=node, region=domain)
-        case Domain.ZONE:
-            return Place(node=node, region=parts[0], zone="/".join(parts[1:]))
-        case _:
-            region, zone, rack, *rest = [*parts, "", "", ""][: max(4, len(parts))]
-            return Place(node="/".join(rest) or node, region=region, zone=zone, rack=rack or None)

@@ -41,8 +41,9 @@ from headrace.plane.state import Live, Phase
 from headrace.policy.catalog import PlaneConfig, canonical
 from headrace.replica.rules import NO_RULES, Rules
 from headrace.sim.agenda import Agenda, Kind
+from headrace.sim.draws import deliveries
 from headrace.sim.engines import Engines, Node
-from headrace.sim.faults import Leavers, Repeaters, Reports, Restart
+from headrace.sim.faults import Leavers, Repeaters, Restart
 from headrace.sim.groups import Provided, Provider, by_name
 from headrace.sim.mishaps import Mishaps
 from headrace.sim.requests import forgotten, request_of
@@ -313,7 +314,7 @@ class World:
         snapshot = self.engines.report(entity, event, self.now)
         if snapshot is None:
             return
-        for delay in self._deliveries(entity):
+        for delay in deliveries(self.scenario.faults, self.seed, entity, self.now):
             self._agenda.push(later(self.now, delay), Kind.REPORT, entity, snapshot)
         period = ms(self.scenario.deployment.reports.poll_ms)
         if self.plane.state.live or self.away or self.plane.state.pools:
@@ -325,18 +326,6 @@ class World:
             self._agenda.push(later(self.now, skipped), Kind.REPORT, entity, event)
 
     # Faults ----------------------------------------------------------------------------------
-
-    def _deliveries(self, entity: int) -> tuple[int, ...]:
-        """Return after how long one snapshot arrives: not at all, once or twice."""
-        for fault in self.scenario.faults:
-            if isinstance(fault, Reports) and fault.holds(self.now):
-                rng = stream(self.seed, "report", entity, self.now)
-                lost, twice, late = rng.random(), rng.random(), rng.random()
-                delay = seconds(late * fault.delay_s)
-                if lost < fault.lost:
-                    return ()
-                return (delay, 2 * delay) if twice < fault.twice else (delay,)
-        return (0,)
 
     def _fault(self, entity: int, event: object) -> None:
         match event:

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from headrace.adapters.actuators.emulated import RELEASE_NS, EmulatedActuator, Start
+from headrace.adapters.actuators.emulated import RELEASE_NS, EmulatedActuator, Start, Way
 from headrace.gateway.clock import LoopClock
+from headrace.model.group import LIVES, Domain
 from headrace.model.ids import PoolName, ReplicaName
 from headrace.model.stages import Spread, StageTimes, StartOptions
 from headrace.ports.actuator import GroupEvent, Stage, stage_seconds
@@ -20,13 +21,17 @@ PARTS = [
 
 
 class Scene:
-    def __init__(self, seed: int = 0, success_ppm: int = MICRO) -> None:
+    def __init__(
+        self, seed: int = 0, success_ppm: int = MICRO, domains: tuple[str, ...] = ()
+    ) -> None:
         self.clock = LoopClock(asyncio.get_running_loop())
         start = Start(
             cold=TIMES.stages(StartOptions()),
             waking=TIMES.waking(),
             ranks=4,
             success_ppm=success_ppm,
+            domains=domains,
+            domain=Domain.ZONE,
         )
         self.actuator = EmulatedActuator(self.clock, {POOL: start}, seed)
         self.told: list[GroupEvent] = []
@@ -117,3 +122,83 @@ async def test_one_that_is_refused_holds_nothing_and_its_name_is_free() -> None:
     assert made.actuator.groups() == ()
     made.actuator.start(A, POOL)
     assert made.stages()[-1] is Stage.ASKED
+
+
+async def test_groups_are_spread_over_the_domains_that_there_are() -> None:
+    made = Scene(domains=("eu/a", "eu/b"))
+    for name in (A, B, ReplicaName("c")):
+        made.actuator.own(name, POOL)
+    there = [group.places[0].within(Domain.ZONE) for group in made.actuator.groups()]
+    assert there == ["eu/a", "eu/b", "eu/a"]
+    assert made.stages() == [Stage.READY] * 3
+
+
+async def test_a_group_that_is_lost_starts_anew_and_is_given_up_at_the_third_loss() -> None:
+    made = Scene()
+    made.actuator.own(A, POOL)
+    for _ in range(LIVES - 1):
+        made.actuator.lose(A, "gone", again=True)
+        assert made.running == [0]
+        await made.wait(600)
+        assert made.stages()[-1] is Stage.READY
+    assert [event.life for event in made.told if event.stage is Stage.READY] == [1, 2, 3]
+    made.actuator.lose(A, "gone", again=True)
+    assert made.stages()[-1] is Stage.GIVEN_UP
+    assert made.running == []
+
+
+async def test_what_is_left_of_a_group_is_held_until_it_is_whole_again() -> None:
+    made = Scene()
+    made.actuator.own(A, POOL)
+    back = Way(plan=(("provision", 5), ("image", 5)))
+    made.actuator.lose(A, "a rank", again=True, left=3, way=back)
+    assert made.running == [3]
+    await made.wait(600)
+    assert (made.running, made.stages()[-1]) == ([4], Stage.READY)
+    made.actuator.lose(A, "a rank", again=True, left=3, way=Way(plan=()))
+    await made.wait(600)
+    assert (made.running, made.stages()[-1]) == ([3], Stage.ASKED)
+
+
+async def test_nothing_is_placed_in_a_domain_that_is_shut() -> None:
+    made = Scene(domains=("eu/a", "eu/b"))
+    made.actuator.shut(Domain.ZONE, "eu/a")
+    made.actuator.own(A, POOL)
+    made.actuator.start(B, POOL)
+    assert made.actuator.groups()[0].places[0].zone == "b"
+    made.actuator.shut(Domain.ZONE, "eu/b")
+    await made.wait(600)
+    assert made.stages()[-1] is Stage.REFUSED, "there is nowhere left"
+    made.actuator.reopen(Domain.ZONE, "eu/a")
+    made.actuator.start(B, POOL)
+    await made.wait(600)
+    assert [group.places[0].zone for group in made.actuator.groups()] == ["b", "a"]
+
+
+async def test_one_that_is_lost_while_it_stops_is_stopped_and_one_for_good_is_given_up() -> None:
+    made = Scene()
+    made.actuator.own(A, POOL)
+    made.actuator.own(B, POOL)
+    made.actuator.stop(A)
+    made.actuator.lose(A, "gone", again=True)
+    made.actuator.lose(B, "gone", again=False)
+    await made.wait(600)
+    assert made.stages()[2:] == [Stage.STOPPING, Stage.STOPPED, Stage.GIVEN_UP]
+
+
+@pytest.mark.parametrize(
+    ("way", "stages", "running"),
+    [
+        (Way(plan=(("provision", 5),), end=Stage.REFUSED), [Stage.REFUSED], []),
+        (Way(plan=(("provision", 5),), end=None), [], [0]),
+        (Way(plan=(("provision", 5), ("image", 5)), running=2), [Stage.ASKED], [2]),
+        (Way(plan=(("provision", 5), ("image", 5))), [Stage.PLACED, Stage.READY], [4]),
+    ],
+)
+async def test_a_start_may_be_bent(way: Way, stages: list[Stage], running: list[int]) -> None:
+    made = Scene()
+    made.actuator.bend = lambda _name, _life, _usual: way
+    made.actuator.start(A, POOL)
+    await made.wait(600)
+    assert made.stages() == [Stage.ASKED, *stages]
+    assert made.running == running

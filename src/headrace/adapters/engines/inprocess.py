@@ -1,6 +1,7 @@
 """An emulated replica inside the gateway: what it makes, in the words of the route asked for."""
 
 import secrets
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from headrace.adapters.engines.words.frame import Writer
 from headrace.model.engine import Snapshot
 from headrace.model.ids import AttemptId, Incarnation, PoolName, ReplicaName
 from headrace.model.ladder import LEVEL_MAX
+from headrace.model.meter import NO_STREAM
 from headrace.model.profile import Profile
 from headrace.model.slo import Outcome
 from headrace.ports.clock import Clock
@@ -45,6 +47,9 @@ class InProcessEngine:
         self.missing: tuple[str, ...] = ()
         self.trouble: str | None = None
         """None that it could have."""
+        self.report: Callable[[Snapshot], None] | None = None
+        """Whoever has its accounts of itself lost or late on purpose, and gets them first."""
+        self._crashed = False
 
     @property
     def name(self) -> ReplicaName:
@@ -69,6 +74,8 @@ class InProcessEngine:
 
     def submit(self, call: Call) -> None:
         """Start an attempt."""
+        if self._crashed:
+            return  # nobody knows yet that it is gone
         ask, request = call.ask, call.request
         if (lesser := call.dispatch.lesser) is not None:
             request = request.lessened(lesser.kept)
@@ -112,7 +119,22 @@ class InProcessEngine:
 
     def poll(self) -> None:
         """Report at once."""
-        self._engine.poll()
+        if not self._crashed:
+            self._engine.poll()
+
+    def crash(self, *, streams_break: bool) -> None:
+        """Die with all it holds, and say nothing any more: on purpose, to see what comes of it.
+
+        `streams_break`: each answer's end is seen, as that of a connection would be. Else nothing is heard
+        of them until somebody tells that the replica is down.
+        """
+        lost = tuple(self._answers)
+        self._crashed = True
+        self.close()
+        if streams_break:
+            for attempt in lost:
+                failed = Ending(outcome=Outcome.ERROR, usage=None, timing=NO_STREAM)
+                self._tell.ended(attempt, failed)
 
     def close(self) -> None:
         """Stop for good."""
@@ -143,7 +165,7 @@ class InProcessEngine:
 
     def reported(self, snapshot: Snapshot) -> None:
         """Pass it on."""
-        self._tell.reported(snapshot)
+        (self.report or self._tell.reported)(snapshot)
 
     @property
     def _tell(self) -> Listener:

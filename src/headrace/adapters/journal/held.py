@@ -39,8 +39,9 @@ class HeldJournal:
         return self._dropped + self._ring.dropped
 
     def put(self, frame: bytes, opens: bool) -> None:
-        """Append a frame; a failure drops it and is counted."""
-        self._ring.put(frame, opens)
+        """Append a frame; a failure drops it and is counted. The folder once let go of is another's."""
+        if self._lock is not None:
+            self._ring.put(frame, opens)
 
     def close(self) -> None:
         """Let go of the folder, if that was not done already."""
