@@ -17,6 +17,7 @@ from headrace.report.decisions import (
     to_line,
     verify_decisions,
 )
+from headrace.sim.experiment import describe
 from tests.sim.scaled import records, run, scaled, starts, steady
 from tests.sim.scenes import Ran
 from tests.sim.test_groups import QUICK
@@ -60,3 +61,8 @@ def test_a_fast_forward_is_exact_for_what_it_goes_by(by: By) -> None:
         run(scenario, rows=rows, fast_forward=one, check=False) for one in (True, False)
     )
     assert jumps.journal == steps.journal
+
+
+def test_a_report_says_by_which_rule_it_came_to_be() -> None:
+    ours = describe(scaled(QUICK))
+    assert describe(scaled(replace(QUICK, by=By.QUEUE))) == f"{ours}, scaled by queue"

@@ -13,7 +13,7 @@ from headrace.model.engine import Yielded
 from headrace.model.evidence import DecisionRecord
 from headrace.model.ids import ClassName, ModelName, PoolName, RequestId, TenantId
 from headrace.model.profile import Profile
-from headrace.model.scaling_spec import Scaling
+from headrace.model.scaling_spec import By, Scaling
 from headrace.policy.admission.gates import GateMode, Gates, Wait
 from headrace.policy.catalog import PlaneConfig
 from headrace.policy.fairness.costs import TokenCost, revision
@@ -73,7 +73,9 @@ def describe(scenario: Scenario) -> str:
     cost = deployment.fairness.cost
     shared = deployment.ordering.by_share
     counted = "" if not shared or cost == TokenCost() else f", {revision(cost)}"
-    return f"{order}, gates {gates}{wait}{counted}"
+    others = {one.scaling.by for one in deployment.pools if one.scaling is not None} - {By.SLO}
+    scaled = f", scaled by {', '.join(sorted(others))}" if others else ""
+    return f"{order}, gates {gates}{wait}{counted}{scaled}"
 
 
 def without_control(scenario: Scenario) -> Scenario:
