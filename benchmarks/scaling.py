@@ -38,8 +38,8 @@ SHORT_UNTIL_S = (120.0, 240.0, 540.0, 600.0, 660.0)
 WINDOWS_H = (0, 3, 9, 15, 21)
 """When windows of the day begin: its two peaks, with the fall of the first, and two calm ones."""
 WINDOW_S = 3 * 3_600
-OTHERS_SEEDS, OTHERS_WINDOWS = 1, 1
-"""Of how many other rules run, in the full form: theirs are no claims."""
+OTHERS_SEEDS, OTHERS_HOURS = 1, (9,)
+"""How many seeds of the bursts and which windows other rules run on, in the full form: theirs are no claims."""
 
 
 def run(quick: bool, seeds: Sequence[int] = CLAIM_SEEDS) -> Result:
@@ -77,9 +77,9 @@ def full(known: tuple[Envelope, ...], seeds: Sequence[int]) -> list[Ran]:
     if tenants.data_dir() is None:
         return found
     first = seeds[0]
-    for nth, hour in enumerate(WINDOWS_H):
+    for hour in WINDOWS_H:
         load = reasoning(first, 3_600 * hour, WINDOW_S, "reasoning, 3 h")
-        rules = (By.SLO, *OTHERS) if nth < OTHERS_WINDOWS else (By.SLO,)
+        rules = (By.SLO, *OTHERS) if hour in OTHERS_HOURS else (By.SLO,)
         found += [ran(load, by, USUAL_S, known, first) for by in rules]
     day = reasoning(first, 0, servegen.DAY_S, "reasoning, a day")
     return [*found, *(ran(load, By.SLO, USUAL_S, known, first) for load in (day, general(first)))]
