@@ -22,7 +22,7 @@ import msgspec
 from benchmarks import harness
 
 REGISTRY = (
-    "decision", "metrics", "prompt_tokens", "simspeed", "capacity", "tokens", "overload", "fairwait", "fairness",
+    "decision", "metrics", "prompt_tokens", "simspeed", "capacity", "scaling", "tokens", "overload", "fairwait", "fairness",
     "swarm", "soak", "deferred", "gateway", "parity", "live_overload", "live_fairness", "vllm", "vllm_plugin",
 )  # fmt: skip
 """Every benchmark, in the order `all` runs them."""

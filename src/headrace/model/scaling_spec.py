@@ -203,9 +203,10 @@ class Scaling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     in_threshold: _Part = 0.9
     """Load, as a part of what groups are asked for at, below which they may go. .9: it has to rise by a
     ninth before they are asked for again."""
-    in_window_s: _Seconds = 180.0
-    """How long a group must not have been needed before it is drained. 180: three starts. The 300 that
-    horizontal autoscalers use take a tenth more GPU time where bursts are ten minutes apart."""
+    in_window_s: _Seconds = 120.0
+    """How long a group must not have been needed before it is drained. 120: its start cost about as much. With
+    180, bursts ten minutes apart take a tenth more GPU time and leave no less unserved; the 300 of horizontal
+    autoscalers more."""
     cancel_window_s: _Seconds = 60.0
     """The same for a group that is on its way. 60: it serves nobody yet, and asking again costs no more
     than its start."""

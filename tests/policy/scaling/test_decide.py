@@ -119,12 +119,12 @@ def test_reserve_is_what_is_left_after_losing_a_domain() -> None:
 
 def test_a_group_goes_only_after_a_window_in_which_nobody_needed_it() -> None:
     assert decided(groups=groups(4)).steps.drain == ("r0",)
-    recent = decided(groups=groups(4), memory=memory((179, 4)))
+    recent = decided(groups=groups(4), memory=memory((119, 4)))
     assert recent.steps == Steps()
     assert Brake.WINDOW in recent.brakes
-    assert decided(groups=groups(4), memory=memory((180, 4))).steps.drain
-    assert decided(groups=groups(4), memory=memory((179, 3))).steps.drain
-    assert not decided(groups=groups(4), memory=memory(out_at=NOW - 179 * S)).steps.drain
+    assert decided(groups=groups(4), memory=memory((120, 4))).steps.drain
+    assert decided(groups=groups(4), memory=memory((119, 3))).steps.drain
+    assert not decided(groups=groups(4), memory=memory(out_at=NOW - 119 * S)).steps.drain
     assert not decided(groups=groups(4), memory=ScaleMemory()).steps.drain, "just started"
 
 

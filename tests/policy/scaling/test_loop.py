@@ -137,7 +137,7 @@ def test_falling_demand_gives_up_what_is_on_its_way_and_keeps_what_serves() -> N
 
 
 def test_a_drain_is_called_off_when_demand_returns() -> None:
-    world = World(PLAIN, 90, warm=3).run([0.5] * 13)
+    world = World(PLAIN, 90, warm=3).run([0.5] * 9)
     assert world.count(Standing.DRAINING) == 1
     world.run([4.0])
     assert len(world.log[-1].said.steps.recall) == 1
