@@ -86,6 +86,11 @@ class Fleet:
             self._groups.detach()
         self.gateway.kill()
 
+    def grow(self, name: ReplicaName, pool: PoolName) -> None:
+        """Start a group that the gateway has not asked for."""
+        assert self._groups is not None, "no pool scales"
+        self._groups.grow(name, pool)
+
     def look(self) -> None:
         """Keep how the groups stand, if that has changed."""
         if self.actuator is None or self.began is None:
