@@ -18,6 +18,8 @@ from headrace.sim.chaos import Chaos, load_chaos, shipped_names
 from headrace.sim.chaos_run import Ran, run_chaos
 from headrace.sim.expect import Step, StepsTaken, Verdict
 from headrace.sim.faults import (
+    Canary,
+    ColdCache,
     Crash,
     DomainLoss,
     Drain,
@@ -143,6 +145,8 @@ ZONE = DomainLoss(of=Domain.ZONE, at_s=20)
         Reports(lost=1.0, at_s=10),
         Slow(factor=3.0, at_s=10, until_s=30),
         Drain(replica=1, at_s=20, time_s=30),
+        ColdCache(at_s=20, told=True),
+        Canary(at_s=10, correct=False),
     ],
 )
 async def test_what_befalls_a_live_fleet_is_what_befalls_a_simulated_one(

@@ -10,6 +10,7 @@ from headrace.adapters.engines.inprocess import InProcessEngine
 from headrace.config.schema import Settings
 from headrace.gateway.clock import LoopClock
 from headrace.gateway.groups import Groups
+from headrace.gateway.hand import Idle
 from headrace.gateway.providing import emulated
 from headrace.gateway.server import Gateway
 from headrace.model.effect import Concluded, Effect
@@ -84,7 +85,13 @@ class Fleet:
         self._rows = []
         if self._groups is not None:
             self._groups.detach()
+        self.gateway.driver.hand = Idle()  # whatever it still decides, nobody does
         self.gateway.kill()
+
+    def grow(self, name: ReplicaName, pool: PoolName) -> None:
+        """Start a group that the gateway has not asked for."""
+        assert self._groups is not None, "no pool scales"
+        self._groups.grow(name, pool)
 
     def look(self) -> None:
         """Keep how the groups stand, if that has changed."""

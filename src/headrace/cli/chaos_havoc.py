@@ -33,7 +33,7 @@ from headrace.sim.scenario import Scenario
 from headrace.trace.streams import stream
 from headrace.units import later, seconds
 
-_SIMULATED = (Leavers, Repeaters, ColdCache, Update, Canary)
+_SIMULATED = (Leavers, Repeaters, Update)
 
 
 def unfit(scenario: Scenario) -> str | None:
@@ -71,22 +71,25 @@ class Havoc:
             for pool in pools
             for nth in range(pool.replicas)
         }
+        self._canaries: dict[ReplicaName, Canary] = {}
         fleet.on_host = self._hosted
         if fleet.actuator is not None:
             fleet.actuator.bend = self._bent
 
     def begin(self) -> None:
         """Plan all that has its instant, from now on."""
+        does: dict[type, Callable[..., None]] = {
+            Crash: self._crash,
+            Drain: self._drain,
+            ColdCache: self._cool,
+            Canary: self._begin_canary,
+            DomainLoss: self._lose_domain,
+            RankLoss: self._lose_rank,
+        }
         for fault in self._faults:
             match fault:
-                case Crash():
-                    self._at(fault.at_s, partial(self._crash, fault))
-                case Drain():
-                    self._at(fault.at_s, partial(self._drain, fault))
-                case DomainLoss():
-                    self._at(fault.at_s, partial(self._lose_domain, fault))
-                case RankLoss():
-                    self._at(fault.at_s, partial(self._lose_rank, fault))
+                case Crash() | Drain() | ColdCache() | Canary() | DomainLoss() | RankLoss():
+                    self._at(fault.at_s, partial(does[type(fault)], fault))
                 case Restart():
                     self._at(fault.at_s, self._restart)
                 case Slow():
@@ -130,7 +133,17 @@ class Havoc:
         for fault in self._faults:
             if isinstance(fault, Slow) and fault.holds(number, self._fleet.now):
                 profile = profile.paced(fault.factor)
+        if (canary := self._canaries.get(engine.name)) is not None:
+            profile = profile.paced(canary.factor)
         engine.reprice(profile)
+
+    def _cool(self, fault: ColdCache) -> None:
+        for name in self._nth:
+            engine = self._fleet.engine(name)
+            if engine is not None:
+                engine.forget_prefixes()
+                if fault.told:
+                    self._fleet.gateway.driver.forgot(engine)
 
     def _report(self, engine: InProcessEngine, snapshot: Snapshot) -> None:
         """Have a report arrive, late, twice or never."""
@@ -188,6 +201,9 @@ class Havoc:
 
     def _bent(self, name: ReplicaName, life: int, way: Way) -> Way:
         """Return how a start goes."""
+        canary = self._canaries.get(name)
+        if canary is not None:
+            return way if canary.correct else Way(plan=way.plan[:-1], end=None)
         fate, plan = begun(self._faults, stream(self._seed, "fate", name, life), way.plan)
         match fate:
             case Fate.REFUSED:
@@ -204,6 +220,13 @@ class Havoc:
     def _whole(self, name: ReplicaName) -> int:
         assert self._fleet.actuator is not None, "it has the groups"
         return next(one.ranks for one in self._fleet.actuator.groups() if one.name == name)
+
+    def _begin_canary(self, fault: Canary) -> None:
+        """Start a group of another revision in the first pool that scales."""
+        pool = next(iter(self._shapes))
+        name = ReplicaName(f"{pool}-canary.{len(self._canaries) + 1}")
+        self._canaries[name] = fault
+        self._fleet.grow(name, pool)
 
     def _lose_domain(self, fault: DomainLoss) -> None:
         provider = self._fleet.actuator

@@ -140,6 +140,11 @@ class EmulatedEngine:
             self._replica.reprice(profile, self._now())
             self._arm()
 
+    def forget_prefixes(self) -> None:
+        """Drop the cached prefixes that nothing runs on."""
+        self._replica.forget_prefixes(self._now())
+        self._arm()
+
     def poll(self) -> None:
         """Report at once."""
         self._tell.reported(self._replica.report(self._now()))

@@ -117,6 +117,10 @@ class InProcessEngine:
         """Let steps be as another profile of the same size says, from the next one on."""
         self._engine.reprice(profile)
 
+    def forget_prefixes(self) -> None:
+        """Drop the cached prefixes that nothing runs on, and tell nobody."""
+        self._engine.forget_prefixes()
+
     def poll(self) -> None:
         """Report at once."""
         if not self._crashed:
