@@ -23,7 +23,7 @@ from headrace.plane.journal import (
 )
 from headrace.units import InstantNs
 
-SEGMENT = 600
+SEGMENT = 700
 """A few records each."""
 
 

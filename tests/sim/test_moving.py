@@ -176,7 +176,7 @@ def test_the_report_counts_moves() -> None:
 
 
 def test_a_place_that_is_not_given_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: Ledger, attempt: AttemptId) -> Any:
+    def keep(self: Ledger, attempt: AttemptId, now: InstantNs) -> Any:
         return self.berths.pop(attempt)
 
     monkeypatch.setattr(Ledger, "give_up", keep)
@@ -187,7 +187,7 @@ def test_a_place_that_is_not_given_up_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_stream_that_is_booked_where_it_does_not_run_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Ledger, "move", lambda self, attempt: self.give_up(attempt))
+    monkeypatch.setattr(Ledger, "move", Ledger.give_up)
     with pytest.raises(Broken, match="INV-2"):
         run(world(Migration()), rows=answers())
 
