@@ -176,7 +176,7 @@ def test_the_report_counts_moves() -> None:
 
 
 def test_a_place_that_is_not_given_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(self: Ledger, attempt: AttemptId, now: InstantNs) -> Any:
+    def keep(self: Ledger, attempt: AttemptId, _now: InstantNs) -> Any:
         return self.berths.pop(attempt)
 
     monkeypatch.setattr(Ledger, "give_up", keep)
