@@ -79,6 +79,8 @@ class Ran(Struct, frozen=True, kw_only=True):
     outside: int
     """Requests offered outside of the spans."""
     outside_attained: float
+    outside_attained_all: float
+    """The same with the hopeless: the bar is not held against it, since no number of groups meets it."""
     outside_unserved_s: float
     gpu_hours: float
     clairvoyant_hours: float
@@ -159,6 +161,7 @@ def judged(load: Load, found: RunRecord, fleet: Fleet, log: Log) -> Ran:
     least = unavoidable(asked, fleet, load.span_s)
     inside = [one for one in able if least.inside(one.at)]
     outside = [one for one in able if not least.inside(one.at)]
+    anyone = [one for one in found.offered if not least.inside(one.at)]
     return Ran(
         load=load.name,
         rule=By.SLO,
@@ -175,6 +178,7 @@ def judged(load: Load, found: RunRecord, fleet: Fleet, log: Log) -> Ran:
         unserved_s=_work_s([one for one in inside if one.request not in met]),
         outside=len(outside),
         outside_attained=sum(one.request in met for one in outside) / max(1, len(outside)),
+        outside_attained_all=sum(one.request in met for one in anyone) / max(1, len(anyone)),
         outside_unserved_s=_work_s([one for one in outside if one.request not in met]),
         gpu_hours=sum(pool.gpu_ns for pool in found.pools) / NS_PER_S / 3_600,
         clairvoyant_hours=clairvoyant_s(asked, fleet, load.span_s) / 3_600,

@@ -9,7 +9,7 @@ LEGEND = """\
 Mean of n runs. Work in GPU-seconds; offered: what groups could have served, without the share `hopeless` whose
 prompts take longer than 2 s beside the streams of a group that carries C. U: what could not have been warm in time; spans: the part of the time in
 which it grows; in, out: unserved work (refused, late, ended) inside and outside of the spans. outside: attainment over offered there;
-met: over all. GPU-h beside those of the clairvoyant."""
+all: the same with the hopeless; met: over the whole time. GPU-h beside those of the clairvoyant."""
 COLUMNS: tuple[tuple[str, str, Callable[[Ran], float]], ...] = (
     ("offered", "8.0f", lambda one: one.offered_work_s),
     ("hopeless", "9.3f", lambda one: one.hopeless_work_s / (one.hopeless_work_s + one.offered_work_s)),
@@ -18,6 +18,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Ran], float]], ...] = (
     ("in", "7.0f", lambda one: one.unserved_s),
     ("out", "7.0f", lambda one: one.outside_unserved_s),
     ("outside", "8.4f", lambda one: one.outside_attained),
+    ("all", "8.4f", lambda one: one.outside_attained_all),
     ("met", "8.4f", lambda one: one.attained),
     ("GPU-h", "8.2f", lambda one: one.gpu_hours),
     ("known", "7.2f", lambda one: one.clairvoyant_hours),
