@@ -152,6 +152,18 @@ def test_young_groups_stay() -> None:
     assert decided(groups=(*young[:3], group("r3"))).steps.drain == ("r3",)
 
 
+def test_a_start_that_is_overdue_is_not_given_up_for_one_that_has_just_begun() -> None:
+    late = {"arrival_p50_ns": 90 * S, "arrival_p90_ns": 180 * S, "since": NOW - 90 * S}
+    fresh = {"arrival_p50_ns": 10 * S, "arrival_p90_ns": 12 * S, "since": NOW - 15 * S}
+    there = tuple(
+        group(name, Standing.COMING, progress=2, **told)
+        for name, told in (("c0", late), ("c1", fresh), ("c2", late))
+    )
+    given_up = decided(urgent=2.5, groups=(*groups(2), *there)).steps.cancel
+    assert given_up[0] == "c1"
+    assert len(given_up) < len(there)
+
+
 def test_falling_demand_gives_up_those_least_far_first() -> None:
     rising = tuple(group(f"c{i}", Standing.COMING, progress=5 - i) for i in range(3))
     there = (*groups(2), *rising)

@@ -39,8 +39,12 @@ def _rank(group: GroupFacts, inside: dict[str, int]) -> tuple[bool, int, int]:
 
 
 def to_cancel(coming: Iterable[GroupFacts]) -> list[ReplicaName]:
-    """Return groups on their way, the first to be given up first: the least far, the furthest off."""
-    order = sorted(coming, key=lambda one: (one.progress, -one.arrival_p50_ns, one.group))
+    """Return groups on their way, the first to be given up first: the least far, the last asked for.
+
+    Not the one that is expected last: a start that is overdue is expected ever later, and would be given up
+    for one just begun, that will be overdue in its turn.
+    """
+    order = sorted(coming, key=lambda one: (one.progress, -one.since, one.group))
     return [one.group for one in order]
 
 
