@@ -63,7 +63,7 @@ test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRAC
 	HEADRACE_SOAK_S=$${HEADRACE_SOAK_S-120} \
 	HEADRACE_TEST_REQUIRE=$${HEADRACE_TEST_REQUIRE:+$$HEADRACE_TEST_REQUIRE,}llamacpp \
 		$(BIN)/python -m pytest tests/conformance tests/e2e/test_llamacpp.py \
-		tests/e2e/test_local.py tests/e2e/test_groups.py
+		tests/e2e/test_local.py tests/e2e/test_groups.py tests/e2e/test_scaling.py
 
 $(VLLM)/.stamp: requirements/vllm.lock requirements/vllm-torch.txt
 	"$(VLLM_PYTHON)" -m venv --clear $(VLLM)
