@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.stamp
+TEST    = $(BIN)/python -m pytest
 LOCAL  := .venv/.local
 UV     ?= $(BIN)/uv
 LOCK    = $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes \
@@ -17,7 +18,7 @@ VLLM_PYTHON ?= python3.11
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo local test test-engines test-vllm test-judges check lint types imports tidy bench lock \
+.PHONY: help demo local test coverage test-engines test-vllm test-judges check lint types imports tidy bench lock \
 	clean
 
 help: ## Print this list
@@ -53,10 +54,14 @@ local: $(LOCAL) ## Serve a small real model on this machine
 	$(BIN)/headrace serve --local
 
 # Those before real servers go one by one: they time, and would hear each other.
-test: $(STAMP) ## Run the tests, then print coverage
+test: $(STAMP) ## Run the tests
+	$(TEST) -n auto --dist worksteal -m "not service"
+	$(TEST) -m service
+
+coverage: TEST = $(BIN)/python -m coverage run -m pytest
+coverage: $(STAMP) ## Run them twice as slowly, then print which lines no test reached
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -n auto --dist worksteal -m "not service"
-	$(BIN)/python -m coverage run -m pytest -m service
+	$(MAKE) test TEST="$(TEST)"
 	$(BIN)/python -m coverage report
 
 test-engines: $(LOCAL) ## Run the tests before a real engine, llama.cpp (HEADRACE_SOAK_S=1800: soak longer)
