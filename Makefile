@@ -55,7 +55,7 @@ local: $(LOCAL) ## Serve a small real model on this machine
 
 # Those before real servers go one by one: they time, and would hear each other.
 test: $(STAMP) ## Run the tests
-	$(TEST) -n auto --dist worksteal -m "not service"
+	$(TEST) -n auto --maxprocesses 4 --dist worksteal -m "not service"
 	$(TEST) -m service
 
 coverage: TEST = $(BIN)/python -m coverage run -m pytest
